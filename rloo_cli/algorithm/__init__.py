@@ -1,0 +1,1 @@
+"""Rewards in, advantages and loss out: pure tensor maths."""

@@ -1,0 +1,1 @@
+"""Prompts, in an order that can be resumed."""

@@ -1,0 +1,1 @@
+"""YAML in, a frozen and validated `Recipe` out. Imports no torch."""

@@ -1,0 +1,247 @@
+"""The fields of a recipe: names, types, defaults and what each one means. Imports no torch.
+
+A leaf name is unique over all sections and is the name that the field already has in the ecosystem. Bounds that one
+field alone can break stand here; rules between fields stand in `rules.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PositiveInt = Annotated[int, Field(ge=1)]
+NonNegativeFloat = Annotated[float, Field(ge=0)]
+AutoInt = Annotated[int, Field(ge=1)] | Literal["auto"]
+
+
+class Section(BaseModel):
+    """A frozen group of fields; unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class ModelSection(Section):
+    """Which model is trained, and how its weights are held."""
+
+    model_name_or_path: str = Field(description="Hub id or local folder of a decoder-only causal language model (safetensors).")
+    model_revision: str | None = Field(None, description="Branch, tag or commit on the hub; null = the default branch.")
+    dtype: Literal["float32", "bfloat16"] = Field(
+        "float32",
+        description="How the trained weights are held. float32 keeps master weights; bfloat16 has no master copy and loses small updates (a warning below a learning rate of 1e-5).",
+    )
+    random_weights: bool = Field(
+        False,
+        description="Start from random weights (from `seed`) made from the folder's config.json: for smoke tests; the folder needs no weights.",
+    )
+    chat_template_path: str | None = Field(
+        None, description="File with a Jinja chat template that replaces the tokenizer's own, for base models that have none."
+    )
+
+
+class DataSection(Section):
+    """Where prompts come from and how they become tokens."""
+
+    dataset_name: str = Field(description="Hub id, local folder, saved `datasets` folder, or a .jsonl, .json, .parquet or .csv file.")
+    dataset_config: str | None = Field(None, description="Configuration (subset) of a hub data set.")
+    dataset_train_split: str = Field("train", description="Split to train on.")
+    dataset_test_split: str | None = Field(None, description="Split to evaluate on; needed when `eval_strategy` is not `no`.")
+    prompt_column: str = Field(
+        "prompt", description="Column that holds the prompt: a string, or a list of chat messages. Reward functions see it as `prompts`."
+    )
+    system_prompt: str | None = Field(
+        None, description="System message put before every prompt; a string prompt becomes a user message after it."
+    )
+    chat_template_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Extra arguments of the chat template, such as `enable_thinking: false`."
+    )
+    max_prompt_length: PositiveInt | None = Field(
+        None, description="Longest prompt in tokens; null = the model's context less `max_completion_length`. Prompts are never cut."
+    )
+    overlong_prompts: Literal["error", "drop"] = Field(
+        "error", description="What happens to prompts that are too long: an error before training, or left out with a count."
+    )
+    shuffle_dataset: bool = Field(
+        True, description="Whether each epoch runs through the prompts in a new order, a pure function of (seed, epoch, position)."
+    )
+    max_train_samples: PositiveInt | None = Field(None, description="Use only the first n rows of the training split.")
+
+
+class RewardEntry(Section):
+    """One reward function and how it is called."""
+
+    function: str = Field(description="Dotted import path of a function; a name without a dot is a built-in of rloo_cli.rewards.")
+    weight: float = Field(1.0, description="Factor of this reward in the sum.")
+    name: str | None = Field(None, description="Name in metrics and rollouts; null = the function's name.")
+    kwargs: dict[str, Any] = Field(default_factory=dict, description="Fixed keyword arguments passed at every call.")
+    timeout: Annotated[float, Field(gt=0)] = Field(30.0, description="Seconds an item may take; a call of G items has G times as long.")
+    on_error: Literal["stop", "unscored"] = Field(
+        "stop", description="After an item failed twice: stop the run (exit 4), or leave the item out of the group's baseline and count it."
+    )
+    call: Literal["group", "batch"] = Field(
+        "group", description="One call a group as soon as it is finished, or one call for the whole generation batch."
+    )
+    env: list[str] = Field(
+        default_factory=list, description="Environment variables that the worker may see although their names look like secrets."
+    )
+    run_in: Literal["worker", "trainer"] = Field(
+        "worker", description="In a worker process with a deadline, or inside the trainer without one (for rewards that need its GPU)."
+    )
+
+
+class GenerationSection(Section):
+    """How completions are sampled."""
+
+    num_generations: Annotated[int, Field(ge=2)] = Field(
+        2, description="Completions of each prompt, G: the group whose members are each other's baseline."
+    )
+    max_completion_length: PositiveInt | None = Field(256, description="Longest completion in tokens; null = up to the model's context.")
+    temperature: Annotated[float, Field(gt=0)] = Field(1.0, description="Sampling temperature; it divides the logits in training too.")
+    top_p: Annotated[float, Field(gt=0, le=1)] = Field(
+        1.0, description="Nucleus sampling: smallest set of tokens whose probability reaches this; 1 = off."
+    )
+    top_k: Annotated[int, Field(ge=0)] = Field(0, description="Sample among the k most probable tokens; 0 = off.")
+    min_p: Annotated[float, Field(ge=0, le=1)] = Field(
+        0.0, description="Drop tokens less probable than this share of the most probable one; 0 = off."
+    )
+    repetition_penalty: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="Divides (or multiplies) the logits of tokens seen in prompt or completion; 1 = off."
+    )
+    stop: list[str] = Field(default_factory=list, description="Strings that end a completion; the string itself stays.")
+
+
+class AlgorithmSection(Section):
+    """What is optimised."""
+
+    beta: NonNegativeFloat = Field(0.05, description="Weight of the KL penalty to the reference model; 0 = no reference model is loaded.")
+    epsilon: NonNegativeFloat = Field(
+        0.2,
+        description="Clip range of the sequence ratio below (and above, unless epsilon_high); read only when a generation batch is reused.",
+    )
+    epsilon_high: NonNegativeFloat | None = Field(None, description="Clip range above; null = epsilon.")
+    num_iterations: PositiveInt = Field(1, description="Times each generation batch is gone through.")
+    normalize_advantages: bool = Field(False, description="Whether advantages are standardised over the generation batch.")
+    reward_clip_range: tuple[float, float] | None = Field(
+        None, description="Clip the weighted reward sum to [low, high], before the KL penalty."
+    )
+    mask_truncated_completions: bool = Field(
+        False, description="Whether truncated completions are left out of the loss (they still stand in their siblings' baseline)."
+    )
+    importance_sampling_correction: Literal["none", "truncate", "mask"] = Field(
+        "none",
+        description="Correct for the sampler's own log-probs: multiply a row by its capped ratio, leave it out beyond the cap, or only measure.",
+    )
+    importance_sampling_cap: Annotated[float, Field(gt=0)] = Field(2.0, description="Cap of the sampler-to-trainer ratio.")
+
+
+OPTIMIZERS = Literal["adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor"]
+SCHEDULES = Literal[
+    "constant",
+    "constant_with_warmup",
+    "linear",
+    "cosine",
+    "cosine_with_restarts",
+    "polynomial",
+    "inverse_sqrt",
+    "cosine_with_min_lr",
+    "warmup_stable_decay",
+]
+
+
+class TrainingSection(Section):
+    """Batches, optimizer and numerics."""
+
+    prompts_per_step: PositiveInt | None = Field(
+        None,
+        description="Prompts of an optimizer step, the simple way to say the batch: times num_generations completions, on any number of processes.",
+    )
+    per_device_train_batch_size: PositiveInt | None = Field(
+        None,
+        description="Completions a device takes at once (TrainingArguments' name); also caps the rows of a micro-batch. Default 8 without prompts_per_step.",
+    )
+    gradient_accumulation_steps: PositiveInt | None = Field(
+        None, description="Micro-steps of per_device_train_batch_size in an optimizer step; default 1."
+    )
+    steps_per_generation: PositiveInt | None = Field(
+        None, description="Micro-steps that one generation batch serves; null = gradient_accumulation_steps, one optimizer step."
+    )
+    max_tokens_per_micro_batch: AutoInt = Field(
+        "auto", description="Tokens of prompt and completions in one forward and backward pass; whole groups as far as they fit."
+    )
+    max_steps: Annotated[int, Field(ge=-1)] = Field(-1, description="Optimizer steps; -1 = as many as num_train_epochs needs.")
+    num_train_epochs: Annotated[float, Field(gt=0)] = Field(3.0, description="Passes over the prompts when max_steps is -1.")
+    learning_rate: NonNegativeFloat = Field(1e-6, description="Peak learning rate.")
+    lr_scheduler_type: SCHEDULES = Field("linear", description="Shape of the learning rate over the run.")
+    lr_scheduler_kwargs: dict[str, Any] = Field(
+        default_factory=dict, description="Further arguments of the schedule, such as `min_lr_rate`."
+    )
+    warmup_steps: NonNegativeFloat = Field(0, description="Steps of linear warm-up; below 1 a share of all steps.")
+    optim: OPTIMIZERS = Field("adamw_torch", description="Optimizer, by its TrainingArguments name.")
+    weight_decay: NonNegativeFloat = Field(0.0, description="Decoupled weight decay; biases and norms are exempt.")
+    adam_beta1: Annotated[float, Field(ge=0, lt=1)] = Field(0.9, description="Adam's decay of the first moment.")
+    adam_beta2: Annotated[float, Field(ge=0, lt=1)] = Field(0.999, description="Adam's decay of the second moment.")
+    adam_epsilon: Annotated[float, Field(gt=0)] = Field(1e-8, description="Adam's epsilon.")
+    max_grad_norm: NonNegativeFloat = Field(1.0, description="Clip the gradient to this norm; 0 = off.")
+    bf16: bool = Field(
+        True,
+        description="bfloat16 autocast in training and a bfloat16 decode copy; float32 (one line says so) where the device is not fast at it.",
+    )
+    gradient_checkpointing: bool = Field(True, description="Recompute activations in the backward pass to save memory.")
+    disable_dropout: bool = Field(True, description="Set every dropout to 0, so that an on-policy ratio is exactly 1.")
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(42, description="Seed of prompt order, sampling and dropout.")
+    layout: Literal["auto", "packed", "plain"] = Field(
+        "auto",
+        description="packed: one sequence a micro-batch, each prompt once, no padding. plain: padded rows. auto measures both on one group and takes packed where they agree.",
+    )
+    head_chunk: AutoInt | None = Field(
+        "auto",
+        description="Completion positions that go through the LM head at once, recomputed in the backward pass; null = all, kept; auto = when memory needs it.",
+    )
+    threads: AutoInt = Field(
+        "auto", description="CPU threads of the trainer; auto is decided once and written to the run's recipe, since it changes rounding."
+    )
+
+
+class EvaluationSection(Section):
+    """When and how the model is evaluated on `dataset_test_split`."""
+
+    eval_strategy: Literal["no", "steps", "epoch"] = Field(
+        "no", description="Evaluate never, every eval_steps, or every epoch; with steps or epoch also after the last step."
+    )
+    eval_steps: PositiveInt | None = Field(None, description="Optimizer steps between evaluations; null = logging_steps.")
+    eval_on_start: bool = Field(False, description="Whether to evaluate before the first step.")
+    eval_temperature: NonNegativeFloat = Field(0.0, description="Temperature of evaluation; 0 = greedy.")
+    num_generations_eval: PositiveInt = Field(
+        1, description="Completions a prompt in evaluation; above 1 adds pass@k (needs eval_temperature above 0)."
+    )
+    max_eval_samples: PositiveInt | None = Field(None, description="Evaluate only the first n rows of the split.")
+
+
+class RunSection(Section):
+    """What a run writes, where, and how often."""
+
+    output_dir: str | None = Field(None, description="Run folder; null = runs/<recipe>-<date>-<time>.")
+    run_name: str | None = Field(None, description="Name in trackers; null = the run folder's name.")
+    logging_steps: PositiveInt = Field(10, description="Steps between lines on the terminal and in trackers; metrics.jsonl has every step.")
+    report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list, description="Trackers to report to.")
+    save_strategy: Literal["no", "steps", "epoch"] = Field(
+        "steps", description="Checkpoints never, every save_steps, or every epoch. The final model is always saved."
+    )
+    save_steps: PositiveInt = Field(500, description="Optimizer steps between checkpoints.")
+    save_total_limit: PositiveInt | None = Field(None, description="Newest checkpoints to keep; null = all.")
+    reward_workers: AutoInt = Field(
+        "auto", description="Worker processes that run reward functions; auto = one or two, by the CPUs at hand."
+    )
+
+
+class Recipe(Section):
+    """A whole recipe, every default filled in."""
+
+    model: ModelSection
+    data: DataSection
+    rewards: list[RewardEntry] = Field(min_length=1, description="Reward functions, summed by weight.")
+    generation: GenerationSection = Field(default_factory=GenerationSection)
+    algorithm: AlgorithmSection = Field(default_factory=AlgorithmSection)
+    training: TrainingSection = Field(default_factory=TrainingSection)
+    evaluation: EvaluationSection = Field(default_factory=EvaluationSection)
+    run: RunSection = Field(default_factory=RunSection)

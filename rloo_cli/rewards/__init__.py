@@ -1,0 +1,1 @@
+"""Completions in, rewards out: built-in rewards are public names of this package."""
