@@ -1,0 +1,48 @@
+# make demo      train the quickstart model and see it improve (two to three minutes after installation, 2 cores)
+# make test      the quick tests          make test-all   the slow ones too
+# make check     format, lint, types, import directions, forbidden constructs
+# make clean     remove caches and build outputs (never runs/, never .venv)
+
+PYTHON ?= python3
+VENV   ?= .venv
+STAMP  := $(VENV)/.installed
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip --disable-pip-version-check
+RUN    := runs/demo-$(shell date +%Y%m%d-%H%M%S)
+
+.PHONY: demo test test-all check clean install
+.DEFAULT_GOAL := install
+
+install: $(STAMP)
+
+# The stamp is newer than both files as long as what is installed is what they ask for.
+$(STAMP): pyproject.toml constraints.txt
+	@PYTHON="$(PYTHON)" sh scripts/create_venv.sh "$(VENV)"
+	@echo "installing the pinned packages into $(VENV) (about a minute with a warm cache)"
+	@$(PIP) install -q -U "pip<26.2"
+	@$(PIP) install -q -c constraints.txt -e ".[math,dev]"
+	@touch $@
+
+demo: $(STAMP)
+	@$(BIN)/rloo train recipes/quickstart.yaml --output-dir $(RUN)
+	@echo
+	@echo "run folder:   $(RUN)"
+	@echo "completions:  $(RUN)/rollouts/*.parquet, every one that the model wrote, with its reward and advantage"
+	@echo "the model:    $(RUN)/final, a plain transformers folder"
+
+test: $(STAMP)
+	@$(BIN)/python -m pytest
+
+test-all: $(STAMP)
+	@$(BIN)/python -m pytest -m "slow or not slow"
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python scripts/static_gate.py
+	$(BIN)/python -m pytest tests/test_imports.py
+
+clean:
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find rloo_cli tests benchmarks scripts recipes -name __pycache__ -type d -prune -exec rm -rf {} +
