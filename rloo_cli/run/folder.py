@@ -1,0 +1,230 @@
+"""The run folder: all of its paths, how a run takes hold of it, and what a dead run left in it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
+
+import psutil
+
+from rloo_cli.errors import RefusedError, StorageError
+from rloo_cli.run import atomic
+from rloo_cli.run.checkpoint import step_name
+from rloo_cli.run.lock import locked
+from rloo_cli.run.manifest import DamagedError, Manifest
+
+ORPHAN_NAME = re.compile(r"\.tmp-.+-(\d+)")
+
+
+class RunState(StrEnum):
+    """What a run folder holds."""
+
+    NEW = "new"
+    """Nothing yet."""
+    STARTED = "started"
+    """A run that has not ended."""
+    FINISHED = "finished"
+    """A run with its final model."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """Every path of a run, below `path`."""
+
+    path: Path
+
+    @property
+    def recipe(self) -> Path:
+        """The recipe as resolved."""
+        return self.path / "recipe.yaml"
+
+    @property
+    def recipe_source(self) -> Path:
+        """The recipe as written."""
+        return self.path / "recipe.source.yaml"
+
+    @property
+    def environment(self) -> Path:
+        """Versions, hardware, command."""
+        return self.path / "environment.json"
+
+    @property
+    def metrics(self) -> Path:
+        """A line per optimizer step."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def rollouts(self) -> Path:
+        """The folder of rollout files."""
+        return self.path / "rollouts"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of checkpoints."""
+        return self.path / "checkpoints"
+
+    @property
+    def final(self) -> Path:
+        """The final model, a plain transformers folder."""
+        return self.path / "final"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of attempts."""
+        return self.path / "logs"
+
+    @property
+    def tensorboard(self) -> Path:
+        """The folder of tensorboard's event files."""
+        return self.path / "tensorboard"
+
+    @property
+    def trackers(self) -> Path:
+        """The ids under which trackers know this run."""
+        return self.path / "trackers.json"
+
+    @property
+    def offending_batch(self) -> Path:
+        """The batch that a non-finite number was found in, kept for inspection."""
+        return self.path / "offending_batch"
+
+    @property
+    def lock_file(self) -> Path:
+        """Held while a run uses the folder."""
+        return self.path / ".lock"
+
+    def rollout_file(self, step: int) -> Path:
+        """Where the rollouts of an optimizer step go."""
+        return self.rollouts / f"{step_name(step)}.parquet"
+
+    def eval_rollout_file(self, step: int) -> Path:
+        """Where the rollouts of the evaluation after `step` go."""
+        return self.rollouts / f"eval-{step_name(step)}.parquet"
+
+    def attempt(self, number: int) -> Path:
+        """The log folder of the n-th start of this run, from 1."""
+        return self.logs / f"attempt-{number}"
+
+    def attempts(self) -> int:
+        """How many starts this run has seen."""
+        with contextlib.suppress(FileNotFoundError):
+            names = (re.fullmatch(r"attempt-(\d+)", entry.name) for entry in self.logs.iterdir())
+            return max((int(name[1]) for name in names if name), default=0)
+        return 0
+
+    def new_attempt(self) -> Path:
+        """The log folder of this start, just created."""
+        folder = self.attempt(self.attempts() + 1)
+        atomic.make_folder(folder)
+        return folder
+
+    def finished_step(self) -> int | None:
+        """The step of the final model, or None where the run has not ended."""
+        try:
+            manifest = Manifest.read(self.final)
+            manifest.verify(self.final, contents=False)
+        except DamagedError:
+            return None
+        step = manifest.info.get("step")
+        return step if isinstance(step, int) else None
+
+    def state(self) -> RunState:
+        """What the folder holds.
+
+        Raises:
+            StorageError: a file stands there, or it cannot be listed.
+            RefusedError: it holds files, but no run.
+        """
+        names = _names(self.path)
+        if not names:
+            return RunState.NEW
+        if not any((self.path / name).exists() for name in ("recipe.yaml", ".lock", "logs")):
+            raise RefusedError(f"{self.path} holds files but no run of ours (no recipe.yaml): choose another output_dir.")
+        return RunState.STARTED if self.finished_step() is None else RunState.FINISHED
+
+    def prepare(self) -> None:
+        """Create the sub-folders and try to write in each, so that nothing fails first after hours.
+
+        Raises:
+            StorageError: one is read-only, or a file stands where a folder should be.
+        """
+        for folder in (self.path, self.rollouts, self.checkpoints, self.logs):
+            atomic.make_folder(folder)
+            probe = folder / "probe"
+            atomic.write_file(probe, b"")
+            atomic.remove_file(probe)
+
+    @contextlib.contextmanager
+    def lock(self) -> Iterator[None]:
+        """Keep every other run out of the folder for the block, and remove what dead runs left half-written.
+
+        Raises:
+            StorageError: another run holds it, with its pid and host.
+        """
+        atomic.make_folder(self.path)
+        with locked(self.lock_file):
+            self.remove_orphans()
+            yield
+
+    def remove_orphans(self) -> list[Path]:
+        """The temporary files and folders (`.tmp-…-<pid>`) of dead processes, removed; nothing else is ever touched."""
+        places = [self.path, self.rollouts, self.checkpoints, *(self.attempt(n + 1) for n in range(self.attempts()))]
+        orphans = [entry for place in places if place.is_dir() for entry in sorted(place.iterdir()) if _is_orphan(entry.name)]
+        for orphan in orphans:
+            atomic.remove_tree(orphan)
+        return orphans
+
+
+def default_run_path(recipe_name: str, now: datetime, root: Path = Path("runs")) -> Path:
+    """`runs/<recipe>-<date>-<time>`, such as runs/quickstart-20260131-174501."""
+    return root / f"{recipe_name}-{now:%Y%m%d-%H%M%S}"
+
+
+def open_new(path: Path) -> RunFolder:
+    """The folder of a new run; it does not exist yet, or is empty.
+
+    Raises:
+        RefusedError: there is something in it; the message names --resume where a run can be gone on with.
+    """
+    folder = RunFolder(path)
+    state = folder.state()
+    if state is RunState.STARTED:
+        raise RefusedError(f"{path} holds a run already: go on with it by --resume, or choose another output_dir.")
+    if state is RunState.FINISHED:
+        raise RefusedError(f"{path} holds a finished run (step {folder.finished_step()}): choose another output_dir.")
+    return folder
+
+
+def open_existing(path: Path) -> RunFolder:
+    """The folder of a run to go on with, finished or not.
+
+    Raises:
+        RefusedError: there is no run.
+    """
+    folder = RunFolder(path)
+    if folder.state() is RunState.NEW:
+        raise RefusedError(f"{path} holds no run to go on with: leave --resume out to start one, or say --resume=auto.")
+    return folder
+
+
+def _names(path: Path) -> list[str]:
+    try:
+        return [entry.name for entry in path.iterdir()]
+    except FileNotFoundError:
+        return []
+    except NotADirectoryError:
+        raise StorageError(f"{path} is a file, not a folder: move it away, or choose another output_dir.") from None
+    except OSError as error:
+        raise StorageError(f"cannot look into {path}: {error.strerror}. Make it readable, or choose another output_dir.") from error
+
+
+def _is_orphan(name: str) -> bool:
+    """Whether a name is a temporary of a process that is gone. Our own pid counts: we have written nothing yet (in a container pids repeat)."""
+    match = ORPHAN_NAME.fullmatch(name)
+    return match is not None and (int(match[1]) == os.getpid() or not psutil.pid_exists(int(match[1])))

@@ -1,0 +1,129 @@
+"""The lock of a run folder: one run at a time, with a name for whoever holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import socket
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+
+from rloo_cli.errors import StorageError
+from rloo_cli.run import atomic
+from rloo_cli.run.disk_errors import storage_errors
+
+logger = logging.getLogger(__name__)
+
+NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
+"""What flock answers on file systems without locks; the file's content decides there."""
+
+START_TOLERANCE = 2.0
+"""Seconds by which two readings of a process' start time may differ."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who holds a lock."""
+
+    pid: int
+    host: str
+    started: float
+    """When the process started, seconds since 1970: it tells a process from a later one with the same pid."""
+
+    @classmethod
+    def me(cls) -> Holder:
+        """This process."""
+        return cls(pid=os.getpid(), host=socket.gethostname(), started=psutil.Process().create_time())
+
+    def lives_here(self) -> bool:
+        """Whether the process runs on this machine."""
+        return self.host == socket.gethostname() and _runs(self.pid, self.started)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold the lock file `path` for the block. A dead process' lock is taken over.
+
+    Raises:
+        StorageError: another process holds it: `locked by pid 12 on host a`.
+    """
+    descriptor = _acquire(path)
+    try:
+        yield
+    finally:
+        # Removed while still held: who opened it meanwhile finds another inode under the name, and tries again.
+        with contextlib.suppress(OSError):
+            atomic.fs.unlink(path)
+        atomic.fs.close(descriptor)
+
+
+def _acquire(path: Path) -> int:
+    with storage_errors("lock", path):
+        while True:
+            descriptor = atomic.fs.open(path, os.O_RDWR | os.O_CREAT)
+            try:
+                holder = _read(descriptor)
+                _take(descriptor, holder, path)
+                if _is_current(descriptor, path):
+                    _sign(descriptor)
+                    return descriptor
+            except BaseException:
+                atomic.fs.close(descriptor)
+                raise
+            atomic.fs.close(descriptor)
+
+
+def _take(descriptor: int, holder: Holder | None, path: Path) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise _locked_error(path, _read(descriptor) or holder) from None
+    except OSError as error:
+        if error.errno not in NO_LOCKS_HERE:
+            raise
+        if holder is not None and (holder.host != socket.gethostname() or holder.lives_here()):
+            raise _locked_error(path, holder) from None
+    if holder is not None and holder.pid != os.getpid():
+        logger.warning("took over the lock of pid %d on %s, which no longer runs", holder.pid, holder.host)
+
+
+def _locked_error(path: Path, holder: Holder | None) -> StorageError:
+    who = f"pid {holder.pid} on {holder.host}" if holder else "a process that is just starting"
+    left = ""
+    if holder and holder.host == socket.gethostname() and not holder.lives_here():
+        left = " (that process is gone, but one of its children still runs and holds the lock)"
+    return StorageError(f"{path.parent} is locked by {who}{left}: one run at a time. Wait for it, end it, or choose another output_dir.")
+
+
+def _read(descriptor: int) -> Holder | None:
+    try:
+        return Holder(**json.loads(os.pread(descriptor, 4096, 0)))
+    except (ValueError, TypeError):
+        return None
+
+
+def _sign(descriptor: int) -> None:
+    atomic.fs.truncate(descriptor, 0)
+    atomic.fs.write(descriptor, json.dumps(asdict(Holder.me())).encode())
+
+
+def _is_current(descriptor: int, path: Path) -> bool:
+    """Whether the file that was locked is still the one under that name."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _runs(pid: int, started: float) -> bool:
+    try:
+        return abs(psutil.Process(pid).create_time() - started) < START_TOLERANCE
+    except psutil.Error:
+        return False
