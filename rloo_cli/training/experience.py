@@ -1,0 +1,118 @@
+"""A generation batch with its rewards, and the collector that makes one: generate, decode, score.
+
+Rewards of a finished group are computed in their workers while the other groups still decode.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase
+
+from rloo_cli.algorithm.advantages import combine_rewards
+from rloo_cli.rewards.runner import RewardRunner
+from rloo_cli.rollout.engine import Engine, GenerationRequest, RandomKey, SamplingParams
+from rloo_cli.types import Completion, FinishReason, Group, GroupRewards, Prompt, TrainerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experience:
+    """A generation batch of P groups, and what has been computed about its rows.
+
+    The last three fields are NaN where not yet known; they are filled by the first optimizer step that the batch serves.
+    """
+
+    step: int
+    """The optimizer step it was generated for, from 1."""
+    groups: tuple[Group, ...]
+    rewards: tuple[GroupRewards, ...]
+    reward_PG: torch.Tensor
+    """Weighted sum before clip and KL, float64; 0 where unscored."""
+    is_scored_PG: torch.Tensor
+    is_truncated_PG: torch.Tensor
+    sampler_logp_PG: torch.Tensor
+    """Σ_t log-prob as the engine reported it, float64, nats."""
+    kl_PG: torch.Tensor
+    """Σ_t (log π − log π_ref) at the sampling policy, float64, nats."""
+    old_logp_PG: torch.Tensor
+    """Σ_t log π at the sampling policy, by the trainer, float64, nats."""
+    advantage_PG: torch.Tensor
+    """What the loss uses, float64."""
+
+    @property
+    def num_generations(self) -> int:
+        """G."""
+        return self.reward_PG.shape[1]
+
+
+def build_experience(step: int, groups: Sequence[Group], rewards: Sequence[GroupRewards], weights: Sequence[float]) -> Experience:
+    """The experience of scored groups, nothing known yet about their log-probs under the trainer."""
+    values_FPG = torch.tensor([[[_number(v) for v in row] for row in scores.values] for scores in rewards], dtype=torch.float64).transpose(0, 1)
+    reward_PG, is_scored_PG = combine_rewards(values_FPG, ~values_FPG.isnan(), torch.tensor(weights, dtype=torch.float64))
+    unknown_PG = torch.full_like(reward_PG, float("nan"))
+    return Experience(
+        step=step,
+        groups=tuple(groups),
+        rewards=tuple(rewards),
+        reward_PG=reward_PG,
+        is_scored_PG=is_scored_PG,
+        is_truncated_PG=torch.tensor([[c.finish_reason is FinishReason.TRUNCATED for c in g.completions] for g in groups]),
+        sampler_logp_PG=torch.tensor([[sum(c.logprobs) for c in g.completions] for g in groups], dtype=torch.float64),
+        kl_PG=unknown_PG,
+        old_logp_PG=unknown_PG,
+        advantage_PG=unknown_PG,
+    )
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+class Collector:
+    """Prompts in, scored groups out."""
+
+    def __init__(
+        self, engine: Engine, rewards: RewardRunner, tokenizer: PreTrainedTokenizerBase, *, max_steps: int, check_stop: Callable[[], None]
+    ) -> None:
+        self.engine = engine
+        self.rewards = rewards
+        self.tokenizer = tokenizer
+        self.max_steps = max_steps
+        self.check_stop = check_stop
+
+    def collect(
+        self, prompts: Sequence[Prompt], params: SamplingParams, key: RandomKey, *, num_generations: int
+    ) -> tuple[list[Group], list[GroupRewards], dict[str, float]]:
+        """The groups and rewards of the prompts, in order, and the seconds of each phase.
+
+        Raises:
+            EngineError, RewardError, NonFiniteError: see the engine and the reward runner.
+        """
+        state = TrainerState(step=key.step, max_steps=self.max_steps)
+        groups: dict[int, Group] = {}
+
+        def finish(index: int, completions: tuple[Completion, ...]) -> None:
+            groups[index] = self._group(prompts[index], completions)
+            self.rewards.submit(index, groups[index], state)
+
+        started = time.perf_counter()
+        requests = [
+            GenerationRequest(token_ids=prompt.token_ids, num_generations=num_generations, first_row=i * num_generations)
+            for i, prompt in enumerate(prompts)
+        ]
+        try:
+            self.engine.generate(requests, params, key, on_group=finish, check_stop=self.check_stop)
+            generated = time.perf_counter()
+            scores = self.rewards.collect(self.check_stop)
+        except BaseException:
+            self.rewards.discard()
+            raise
+        seconds = {"perf/seconds/generate": generated - started, "perf/seconds/reward": time.perf_counter() - generated}
+        return [groups[i] for i in range(len(prompts))], [scores[i] for i in range(len(prompts))], seconds
+
+    def _group(self, prompt: Prompt, completions: tuple[Completion, ...]) -> Group:
+        texts = self.tokenizer.batch_decode([c.token_ids for c in completions], skip_special_tokens=True)
+        return Group(prompt=prompt, completions=completions, texts=tuple(texts))

@@ -1,0 +1,126 @@
+"""The trained model and its reference: loading, what is frozen, and the module that scores completions."""
+
+from __future__ import annotations
+
+import copy
+import logging
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from rloo_cli.errors import NonFiniteError, RecipeError
+from rloo_cli.recipe.schema import ModelSection
+from rloo_cli.training.logprobs import find_head, head_logprobs
+from rloo_cli.training.microbatches import Layout, ScoringBatch
+from rloo_cli.training.packed import PACKED
+
+logger = logging.getLogger(__name__)
+
+
+class Policy(torch.nn.Module):
+    """A causal language model that turns a micro-batch into log-probs and entropies.
+
+    The forward pass is the module's own, so that whatever wraps a module (DDP, FSDP, DeepSpeed) wraps scoring too.
+    """
+
+    def __init__(self, model: PreTrainedModel, *, layout: Layout, temperature: float, head_chunk: int | None) -> None:
+        super().__init__()
+        self.model = model
+        self.temperature = temperature
+        self.head_chunk = head_chunk
+        self.use_layout(layout)
+
+    def use_layout(self, layout: Layout) -> None:
+        """Choose how micro-batches are laid out from here on."""
+        self.layout: Layout = layout
+        self.model.set_attn_implementation(PACKED if layout == "packed" else "sdpa")
+
+    def forward(self, batch: ScoringBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """(log-prob, entropy) of every completion token, both [N], nats."""
+        outputs = self.model.base_model(
+            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.model_kwargs
+        )
+        hidden_ND = outputs.last_hidden_state.flatten(0, 1).index_select(0, batch.predict_N)
+        return head_logprobs(hidden_ND, find_head(self.model), batch.target_N, temperature=self.temperature, chunk=self.head_chunk)
+
+
+def load_model(section: ModelSection, *, seed: int, trust_remote_code: bool) -> PreTrainedModel:
+    """The model in the recipe's dtype, on the CPU, from safetensors only.
+
+    Raises:
+        RecipeError: nothing loadable under that name.
+    """
+    dtype = getattr(torch, section.dtype)
+    options = {"revision": section.model_revision, "trust_remote_code": trust_remote_code}
+    try:
+        if section.random_weights:
+            config = AutoConfig.from_pretrained(section.model_name_or_path, **options)
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(seed)
+                model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        else:
+            model = AutoModelForCausalLM.from_pretrained(section.model_name_or_path, dtype=dtype, use_safetensors=True, **options)
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise RecipeError(f"model.model_name_or_path: cannot load {section.model_name_or_path!r}: {reason}") from error
+    _refuse_non_finite(model)
+    return model
+
+
+def _refuse_non_finite(model: PreTrainedModel) -> None:
+    for name, parameter in model.named_parameters():
+        if not torch.isfinite(parameter).all():
+            raise NonFiniteError(f"the model's weights hold NaN or infinity before training: {name}")
+
+
+def disable_dropout(model: torch.nn.Module) -> None:
+    """Set every dropout of the model to 0, in modules and in the configuration that attention reads."""
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+        for name in ("attention_dropout", "attn_dropout", "dropout"):
+            if isinstance(getattr(module, name, None), float):
+                setattr(module, name, 0.0)
+
+
+def has_dropout(model: torch.nn.Module) -> bool:
+    """Whether a training-mode forward pass draws random numbers."""
+    return any(
+        (isinstance(module, torch.nn.Dropout) and module.p > 0)
+        or any(isinstance(getattr(module, name, None), float) and getattr(module, name) > 0 for name in ("attention_dropout", "attn_dropout"))
+        for module in model.modules()
+    )
+
+
+def make_reference(policy: Policy, *, low_precision: torch.dtype | None) -> Policy:
+    """A frozen copy of the policy as it is now, in eval mode.
+
+    Under bf16 autocast the weights of linear layers that hold bf16 values exactly (as every bf16 checkpoint's do) are kept
+    in bf16: autocast would round them to the same numbers, so a KL against the untouched policy is 0 bit for bit.
+    """
+    reference = copy.deepcopy(policy).eval().requires_grad_(False)
+    if low_precision is not None:
+        shared = {id(module.weight) for module in (reference.model.get_input_embeddings(), reference.model.get_output_embeddings()) if module}
+        for module in reference.modules():
+            if isinstance(module, torch.nn.Linear) and id(module.weight) not in shared:
+                _store_exactly(module, low_precision)
+    return reference
+
+
+def _store_exactly(linear: torch.nn.Linear, dtype: torch.dtype) -> None:
+    for parameter in linear.parameters():
+        low = parameter.data.to(dtype)
+        if torch.equal(low.to(parameter.dtype), parameter.data):
+            parameter.data = low
+
+
+def trainable_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The model's tensors by name, each shared tensor (tied embeddings) once, contiguous, on the CPU, detached."""
+    seen: set[int] = set()
+    state = {}
+    for name, tensor in model.state_dict().items():
+        if tensor.data_ptr() in seen and tensor.numel():
+            continue
+        seen.add(tensor.data_ptr())
+        state[name] = tensor.detach().cpu().contiguous()
+    return state

@@ -1,0 +1,329 @@
+"""One optimizer step: forward, advantages out of that same forward, backward, step.
+
+On-policy (a generation batch serves one optimizer step once) no old-policy pass is run, and the log-probs that the KL
+penalty needs come from the very forward pass that is differentiated. What that forward cannot give is scored beforehand:
+slices that later steps use, and every row where a group is cut or advantages are normalised over the whole batch.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from accelerate import Accelerator
+
+from rloo_cli.algorithm.advantages import leave_one_out_advantages, normalize_advantages, penalised_rewards
+from rloo_cli.algorithm.kl import sequence_kl, sum_by_row
+from rloo_cli.algorithm.loss import clipped_loss, importance_weights, is_clipped, reinforce_loss, sequence_ratio
+from rloo_cli.errors import DeviceMemoryError, NonFiniteError
+from rloo_cli.recipe.schema import AlgorithmSection
+from rloo_cli.training.experience import Experience
+from rloo_cli.training.microbatches import GroupRows, ScoringBatch, build_scoring_batch, cut_into_micro_batches, cuts_a_group
+from rloo_cli.training.optimizer import OptimizerAndSchedule
+from rloo_cli.training.pass_metrics import PassMetrics
+from rloo_cli.training.policy import Policy
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateSettings:
+    """What the updater needs to know beside the recipe's algorithm section."""
+
+    slices: int
+    """k: optimizer steps that one pass through a generation batch gives."""
+    off_policy: bool
+    """k·μ > 1."""
+    max_tokens: int
+    """Token budget of a micro-batch."""
+    max_rows: int | None
+    max_grad_norm: float
+    active_dropout: bool
+    """With active dropout, KL and old log-probs come from a pass in eval mode."""
+
+
+class Updater:
+    """Owns the policy, the reference and the optimizer; `update` makes one step."""
+
+    def __init__(
+        self,
+        *,
+        accelerator: Accelerator,
+        policy: Policy,
+        reference: Policy | None,
+        optimizer: OptimizerAndSchedule,
+        algorithm: AlgorithmSection,
+        settings: UpdateSettings,
+        check_stop: Callable[[], None],
+    ) -> None:
+        self.accelerator = accelerator
+        self.policy = policy
+        self.reference = reference
+        self.optimizer = optimizer
+        self.algorithm = algorithm
+        self.settings = settings
+        self.check_stop = check_stop
+        self.max_tokens = settings.max_tokens
+        self.scoring_seconds = 0.0
+        """Wall seconds that the current step spent on passes without gradient."""
+
+    def update(self, experience: Experience, use: int, step: int) -> tuple[Experience, dict[str, float]]:
+        """The experience with what is now known about its rows, and the metrics of the step.
+
+        Args:
+            experience: the generation batch.
+            use: how many optimizer steps it has served before, from 0.
+            step: the optimizer step's number, for messages.
+
+        Raises:
+            NonFiniteError: a log-prob, the loss or a gradient is NaN or infinite; nothing was changed.
+            DeviceMemoryError: one row alone does not fit.
+        """
+        while True:
+            try:
+                return self._attempt(experience, use, step)
+            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+                if not _is_out_of_memory(error):
+                    raise
+                self._halve_budget(step, error)
+
+    def _attempt(self, experience: Experience, use: int, step: int) -> tuple[Experience, dict[str, float]]:
+        self.scoring_seconds = 0.0
+        self.optimizer.zero_grad()
+        started = time.perf_counter()
+        if use == 0:
+            experience = self._score_beforehand(experience, step)
+            self.scoring_seconds = time.perf_counter() - started
+        groups = self._groups_of_slice(experience, use % self.settings.slices)
+        rows = self._rows_in_pass(experience, groups)
+        micro_batches = cut_into_micro_batches(rows, max_tokens=self.max_tokens, max_rows=self.settings.max_rows)
+        n = self._count(experience, groups)
+        metrics = PassMetrics()
+        self.policy.train()
+        with self.accelerator.autocast():
+            for pieces in micro_batches:
+                self.check_stop()
+                experience = self._backward(experience, pieces, n, metrics, step, first_use=use == 0)
+        experience = self._fill_advantages(experience, groups)
+        self.check_stop()
+        row = self._step_optimizer(step)
+        seconds = {"perf/seconds/train": time.perf_counter() - started - self.scoring_seconds}
+        if self.scoring_seconds:
+            seconds["perf/seconds/reference"] = self.scoring_seconds
+        skipped = len(groups) * experience.num_generations - sum(len(piece.rows) for piece in rows)
+        return experience, row | metrics.summary(off_policy=self.settings.off_policy) | {"rows/skipped": skipped} | seconds
+
+    def _halve_budget(self, step: int, error: BaseException) -> None:
+        self.optimizer.zero_grad()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        if self.max_tokens <= 1:
+            raise DeviceMemoryError(
+                f"step {step}: out of memory with one row at a time; lower generation.max_completion_length or data.max_prompt_length, "
+                "or set training.gradient_checkpointing: true. `rloo plan` shows the terms."
+            ) from error
+        self.max_tokens //= 2
+        logger.warning("step %d: out of memory; going on with at most %d tokens a micro-batch", step, self.max_tokens)
+
+    # Which rows
+
+    def _groups_of_slice(self, experience: Experience, index: int) -> range:
+        per_slice = len(experience.groups) // self.settings.slices
+        return range(index * per_slice, (index + 1) * per_slice)
+
+    def _is_masked(self, experience: Experience) -> torch.Tensor:
+        """Truncated rows that `mask_truncated_completions` leaves out of the loss, [P, G]."""
+        if self.algorithm.mask_truncated_completions:
+            return experience.is_truncated_PG
+        return torch.zeros_like(experience.is_truncated_PG)
+
+    def _count(self, experience: Experience, groups: range) -> int:
+        """N: rows of the optimizer step that are not masked, skipped ones included."""
+        return int((~self._is_masked(experience)[groups.start : groups.stop]).sum())
+
+    def _rows_in_pass(self, experience: Experience, groups: Iterable[int]) -> list[GroupRows]:
+        """Rows whose gradient may differ from 0, or whose KL is still needed."""
+        advantage_PG = self._known_advantages(experience)
+        wanted_PG = experience.is_scored_PG & torch.where(advantage_PG.isnan(), True, (advantage_PG != 0) & ~self._is_masked(experience))
+        return _select_rows(experience, groups, wanted_PG)
+
+    def _known_advantages(self, experience: Experience) -> torch.Tensor:
+        """[P, G]; NaN for scored rows of groups whose KL is not known yet."""
+        reward_PG = penalised_rewards(
+            experience.reward_PG,
+            experience.kl_PG,
+            clip_range=self.algorithm.reward_clip_range,
+            beta=self.algorithm.beta if self.reference is not None else 0.0,
+        )
+        advantage_PG = leave_one_out_advantages(reward_PG, experience.is_scored_PG)
+        if self.algorithm.normalize_advantages:
+            advantage_PG = normalize_advantages(advantage_PG, experience.is_scored_PG, self._is_masked(experience))
+        return torch.where(experience.is_scored_PG, advantage_PG, 0.0)
+
+    # Scoring without gradient
+
+    def _score_beforehand(self, experience: Experience, step: int) -> Experience:
+        """The experience with KL and old log-probs of the rows that the differentiated pass cannot serve in time."""
+        later = range(len(experience.groups) // self.settings.slices, len(experience.groups))
+        beforehand = range(len(experience.groups)) if self._must_score_all(experience) else later
+        if not beforehand or not (self.settings.off_policy or self.reference is not None):
+            return experience
+        rows = self._rows_in_pass(experience, beforehand)
+        micro_batches = cut_into_micro_batches(rows, max_tokens=self.max_tokens, max_rows=self.settings.max_rows)
+        self.policy.eval()
+        with torch.no_grad(), self.accelerator.autocast():
+            for pieces in micro_batches:
+                self.check_stop()
+                batch = build_scoring_batch(pieces, self.policy.layout, self.accelerator.device)
+                logp_N, _ = self.policy(batch)
+                _refuse_non_finite(logp_N, batch, experience, step, "log-prob of the policy")
+                experience = _record_old(experience, batch, logp_N)
+                experience = self._record_kl(experience, batch, logp_N, step)
+        return experience
+
+    def _must_score_all(self, experience: Experience) -> bool:
+        if self.settings.active_dropout and (self.reference is not None or self.settings.off_policy):
+            return True
+        if self.reference is None:
+            return False
+        rows = _select_rows(experience, range(len(experience.groups)), experience.is_scored_PG)
+        micro_batches = cut_into_micro_batches(rows, max_tokens=self.max_tokens, max_rows=self.settings.max_rows)
+        return self.algorithm.normalize_advantages or cuts_a_group(micro_batches)
+
+    def _record_kl(self, experience: Experience, batch: ScoringBatch, logp_N: torch.Tensor, step: int) -> Experience:
+        if self.reference is None:
+            return experience
+        with torch.no_grad():
+            ref_logp_N, _ = self.reference(batch)
+        _refuse_non_finite(ref_logp_N, batch, experience, step, "log-prob of the reference model")
+        kl_B = sequence_kl(logp_N, ref_logp_N, batch.row_N, len(batch.rows))
+        return replace(experience, kl_PG=_put(experience.kl_PG, batch.rows, kl_B))
+
+    # The differentiated pass
+
+    def _backward(
+        self, experience: Experience, pieces: Sequence[GroupRows], n: int, metrics: PassMetrics, step: int, *, first_use: bool
+    ) -> Experience:
+        batch = build_scoring_batch(pieces, self.policy.layout, self.accelerator.device)
+        logp_N, entropy_N = self.policy(batch)
+        _refuse_non_finite(logp_N, batch, experience, step, "log-prob of the policy")
+        if self.reference is not None and _take(experience.kl_PG, batch.rows).isnan().any():
+            scoring = time.perf_counter()
+            experience = self._record_kl(experience, batch, logp_N, step)
+            self.scoring_seconds += time.perf_counter() - scoring
+        if first_use and not self.settings.active_dropout:
+            experience = _record_old(experience, batch, logp_N)
+        advantage_B = _take(self._known_advantages(experience).masked_fill(self._is_masked(experience), 0.0), batch.rows).to(logp_N.device)
+        logp_B = sum_by_row(logp_N, batch.row_N, len(batch.rows))
+        sampler_B = _take(experience.sampler_logp_PG, batch.rows).to(logp_B)
+        weight_B = importance_weights(
+            logp_B, sampler_B, self.algorithm.importance_sampling_correction, self.algorithm.importance_sampling_cap
+        )
+        loss = self._loss(logp_B, advantage_B, weight_B, n, experience, batch, metrics)
+        if not torch.isfinite(loss):
+            raise NonFiniteError(f"step {step}: the loss is {loss.item()}; nothing was updated.")
+        self.accelerator.backward(loss)
+        metrics.add(loss, entropy_N)
+        if first_use:
+            metrics.add_sampler_gap(logp_N, _sampled_logprobs(experience, batch), logp_B, sampler_B)
+        return experience
+
+    def _loss(
+        self,
+        logp_B: torch.Tensor,
+        advantage_B: torch.Tensor,
+        weight_B: torch.Tensor | None,
+        n: int,
+        experience: Experience,
+        batch: ScoringBatch,
+        metrics: PassMetrics,
+    ) -> torch.Tensor:
+        if not self.settings.off_policy:
+            return reinforce_loss(logp_B, advantage_B, n, weight_B)
+        low = self.algorithm.epsilon
+        high = low if self.algorithm.epsilon_high is None else self.algorithm.epsilon_high
+        ratio_B = sequence_ratio(logp_B, _take(experience.old_logp_PG, batch.rows).to(logp_B))
+        metrics.add_clipped(is_clipped(ratio_B.detach(), advantage_B, epsilon=low, epsilon_high=high))
+        return clipped_loss(ratio_B, advantage_B, n, epsilon=low, epsilon_high=high, weight_B=weight_B)
+
+    def _fill_advantages(self, experience: Experience, groups: range) -> Experience:
+        """The experience with the advantages that this step used, for the rollout file."""
+        advantage_PG = experience.advantage_PG.clone()
+        advantage_PG[groups.start : groups.stop] = self._known_advantages(experience)[groups.start : groups.stop]
+        return replace(experience, advantage_PG=advantage_PG)
+
+    def _step_optimizer(self, step: int) -> dict[str, float]:
+        parameters = [p for p in self.policy.parameters() if p.requires_grad]
+        for parameter in parameters:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        limit = self.settings.max_grad_norm or float("inf")
+        norm = float(self.accelerator.clip_grad_norm_(parameters, limit))
+        if norm != norm or norm == float("inf"):
+            bad = next((n for n, p in self.policy.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()), "the norm itself")
+            self.optimizer.zero_grad()
+            raise NonFiniteError(f"step {step}: the gradient norm is {norm} (first in {bad}); nothing was updated.")
+        learning_rate = self.optimizer.step()
+        return {"grad_norm": norm, "learning_rate": learning_rate}
+
+
+def _select_rows(experience: Experience, groups: Iterable[int], wanted_PG: torch.Tensor) -> list[GroupRows]:
+    """The wanted rows of each group; groups without any are left out."""
+    width = experience.num_generations
+    wanted = wanted_PG.tolist()
+    selected = []
+    for p in groups:
+        members = [g for g in range(width) if wanted[p][g]]
+        if members:
+            group = experience.groups[p]
+            selected.append(
+                GroupRows(
+                    group=p,
+                    prompt_ids=group.prompt.token_ids,
+                    rows=tuple(p * width + g for g in members),
+                    completion_ids=tuple(group.completions[g].token_ids for g in members),
+                )
+            )
+    return selected
+
+
+def _take(value_PG: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
+    return value_PG.flatten()[list(rows)]
+
+
+def _put(value_PG: torch.Tensor, rows: Sequence[int], value_B: torch.Tensor) -> torch.Tensor:
+    flat = value_PG.flatten().clone()
+    flat[list(rows)] = value_B.to(flat)
+    return flat.view_as(value_PG)
+
+
+def _record_old(experience: Experience, batch: ScoringBatch, logp_N: torch.Tensor) -> Experience:
+    # Summed exactly as the loss sums it, so that the ratio of an unchanged policy is exactly 1.
+    logp_B = sum_by_row(logp_N.detach(), batch.row_N, len(batch.rows))
+    return replace(experience, old_logp_PG=_put(experience.old_logp_PG, batch.rows, logp_B))
+
+
+def _sampled_logprobs(experience: Experience, batch: ScoringBatch) -> torch.Tensor:
+    """The engine's log-prob of every completion token of the micro-batch, [N]."""
+    width = experience.num_generations
+    values = [v for row in batch.rows for v in experience.groups[row // width].completions[row % width].logprobs]
+    return torch.tensor(values, device=batch.row_N.device)
+
+
+def _refuse_non_finite(logp_N: torch.Tensor, batch: ScoringBatch, experience: Experience, step: int, what: str) -> None:
+    finite_N = torch.isfinite(logp_N)
+    if not finite_N.all():
+        token = int((~finite_N).nonzero()[0])
+        row = batch.rows[int(batch.row_N[token])]
+        prompt = experience.groups[row // experience.num_generations].prompt
+        raise NonFiniteError(
+            f"step {step}: the {what} is {logp_N[token].item()} in completion {row % experience.num_generations} of prompt {prompt.row}; "
+            "nothing was updated."
+        )
+
+
+def _is_out_of_memory(error: BaseException) -> bool:
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate memory" in str(error)

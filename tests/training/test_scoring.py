@@ -1,0 +1,141 @@
+"""Log-probs, entropies and gradients of the scoring module against the model's own plain forward pass."""
+
+import random
+
+import pytest
+import torch
+from rloo_cli.training.microbatches import GroupRows, build_scoring_batch, cut_into_micro_batches, cuts_a_group
+from rloo_cli.training.policy import Policy, make_reference
+
+import tiny
+
+CPU = torch.device("cpu")
+TEMPERATURE = 0.7
+
+
+def some_groups(seed=0, groups=3, generations=4, vocab=250):
+    draw = random.Random(seed)
+    ids = lambda n: tuple(draw.randrange(vocab) for _ in range(n))  # noqa: E731
+    return [
+        GroupRows(
+            group=p,
+            prompt_ids=ids(draw.randint(1, 12)),
+            rows=tuple(range(p * generations, (p + 1) * generations)),
+            completion_ids=tuple(ids(draw.choice([1, 2, 5, 14])) for _ in range(generations)),
+        )
+        for p in range(groups)
+    ]
+
+
+def exact(model):
+    """The model with its norms in float64: transformers computes RMSNorm in float32 whatever the model's dtype."""
+
+    def forward(self, hidden):
+        scale = 1 + self.weight if "Gemma" in type(self).__name__ else self.weight
+        epsilon = getattr(self, "variance_epsilon", None) or self.eps
+        return scale * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + epsilon)
+
+    for module in model.modules():
+        if type(module).__name__.endswith("RMSNorm"):
+            module.forward = forward.__get__(module)
+    return model
+
+
+def naive_logprobs(model, groups):
+    """One row at a time, nothing shared, nothing padded: (log-probs [N], entropies [N])."""
+    logp, entropy = [], []
+    model.set_attn_implementation("sdpa")
+    for group in groups:
+        for completion in group.completion_ids:
+            ids = torch.tensor([group.prompt_ids + completion])
+            scores = model(input_ids=ids).logits[0, len(group.prompt_ids) - 1 : -1] / TEMPERATURE
+            logs = scores.log_softmax(-1)
+            logp.append(logs.gather(1, torch.tensor(completion)[:, None])[:, 0])
+            entropy.append(-(logs.exp() * logs).sum(-1))
+    return torch.cat(logp), torch.cat(entropy)
+
+
+def score(model, groups, layout, chunk=None):
+    policy = Policy(model, layout=layout, temperature=TEMPERATURE, head_chunk=chunk)
+    return policy(build_scoring_batch(groups, layout, CPU))
+
+
+def gradients(model, logp_N):
+    model.zero_grad()
+    weights = torch.linspace(-1, 2, len(logp_N), dtype=logp_N.dtype)
+    (logp_N * weights).sum().backward()
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("layout", ["packed", "plain"])
+@pytest.mark.parametrize("chunk", [None, 5])
+@pytest.mark.parametrize("name", ["qwen2", "llama", "gpt2", "gemma"])
+def test_scores_and_gradients_equal_the_naive_forward(name, layout, chunk):
+    model, groups = exact(tiny.MODELS[name](dtype=torch.float64)), some_groups()
+    expected, expected_entropy = naive_logprobs(model, groups)
+    expected_gradient = gradients(model, expected)
+    logp, entropy = score(model, groups, layout, chunk)
+    assert (logp - expected).abs().max() < 1e-9
+    assert (entropy - expected_entropy).abs().max() < 1e-9
+    gradient = gradients(model, logp)
+    assert (gradient - expected_gradient).norm() / expected_gradient.norm() < 1e-9
+
+
+@pytest.mark.parametrize("name", list(tiny.MODELS))
+def test_float32_scores_agree_to_the_stated_tolerance(name):
+    model, groups = tiny.MODELS[name](), some_groups(seed=1)
+    layout = "plain" if name == "falcon_h1" else "packed"
+    expected, _ = naive_logprobs(model, groups)
+    logp, _ = score(model, groups, layout)
+    assert (logp - expected).abs().max() < 5e-5
+
+
+def test_soft_capped_logits_and_their_gradient():
+    model, groups = exact(tiny.gemma(dtype=torch.float64, final_logit_softcapping=2.0)), some_groups(seed=2)
+    expected, _ = naive_logprobs(model, groups)
+    expected_gradient = gradients(model, expected)
+    logp, _ = score(model, groups, "packed")
+    assert (logp - expected).abs().max() < 1e-9
+    assert (gradients(model, logp) - expected_gradient).norm() / expected_gradient.norm() < 1e-9
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("layout", ["packed", "plain"])
+def test_an_untouched_reference_gives_the_same_bits(layout, autocast):
+    model = tiny.qwen2()
+    for parameter in model.parameters():  # what a bf16 checkpoint loads as
+        parameter.data = parameter.data.bfloat16().float()
+    policy = Policy(model, layout=layout, temperature=1.0, head_chunk=None)
+    reference = make_reference(policy, low_precision=torch.bfloat16 if autocast else None)
+    batch = build_scoring_batch(some_groups(seed=3), layout, CPU)
+    policy.train()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logp, _ = policy(batch)
+        with torch.no_grad():
+            expected, _ = reference(batch)
+    assert torch.equal(logp, expected)
+    assert any(p.dtype == torch.bfloat16 for p in reference.parameters()) == autocast
+
+
+def test_gradient_checkpointing_changes_nothing():
+    model, groups = tiny.qwen2(dtype=torch.float64), some_groups(seed=4)
+    plain = gradients(model, score(model, groups, "packed")[0])
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    assert torch.allclose(gradients(model, score(model, groups, "packed")[0]), plain, rtol=1e-12, atol=1e-12)
+
+
+def test_micro_batches_hold_whole_groups_within_the_budget():
+    groups = some_groups(seed=5, groups=6)
+    batches = cut_into_micro_batches(groups, max_tokens=60, max_rows=None)
+    assert not cuts_a_group(batches)
+    assert all(sum(piece.tokens for piece in batch) <= 60 for batch in batches)
+    assert sorted(row for batch in batches for piece in batch for row in piece.rows) == list(range(24))
+
+
+def test_a_group_that_alone_is_too_large_is_cut_by_rows():
+    groups = some_groups(seed=6, groups=2)
+    batches = cut_into_micro_batches(groups, max_tokens=10**6, max_rows=3)
+    assert cuts_a_group(batches)
+    assert max(sum(len(piece.rows) for piece in batch) for batch in batches) <= 3
+    assert sorted(row for batch in batches for piece in batch for row in piece.rows) == list(range(8))
