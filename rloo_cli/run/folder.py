@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 from collections.abc import Iterator
@@ -16,8 +17,10 @@ import psutil
 from rloo_cli.errors import RefusedError, StorageError
 from rloo_cli.run import atomic
 from rloo_cli.run.checkpoint import step_name
-from rloo_cli.run.lock import locked
+from rloo_cli.run.lock import ensure_unlocked, locked
 from rloo_cli.run.manifest import DamagedError, Manifest
+
+logger = logging.getLogger(__name__)
 
 ORPHAN_NAME = re.compile(r"\.tmp-.+-(\d+)")
 
@@ -90,11 +93,6 @@ class RunFolder:
         return self.path / "trackers.json"
 
     @property
-    def offending_batch(self) -> Path:
-        """The batch that a non-finite number was found in, kept for inspection."""
-        return self.path / "offending_batch"
-
-    @property
     def lock_file(self) -> Path:
         """Held while a run uses the folder."""
         return self.path / ".lock"
@@ -106,6 +104,10 @@ class RunFolder:
     def eval_rollout_file(self, step: int) -> Path:
         """Where the rollouts of the evaluation after `step` go."""
         return self.rollouts / f"eval-{step_name(step)}.parquet"
+
+    def offending_batch(self, step: int) -> Path:
+        """Where the batch goes in which a non-finite number was found, kept for inspection."""
+        return self.path / f"offending-batch-{step_name(step)}"
 
     def attempt(self, number: int) -> Path:
         """The log folder of the n-th start of this run, from 1."""
@@ -159,6 +161,11 @@ class RunFolder:
             probe = folder / "probe"
             atomic.write_file(probe, b"")
             atomic.remove_file(probe)
+        if self.final.exists() and not self.final.is_dir():
+            raise StorageError(f"{self.final} is a file; the final model's folder has to go there: move it away.")
+        for file in (self.recipe, self.recipe_source, self.environment, self.metrics):
+            if file.is_dir():
+                raise StorageError(f"{file} is a folder; a file of that name has to go there: move it away.")
 
     @contextlib.contextmanager
     def lock(self) -> Iterator[None]:
@@ -177,7 +184,10 @@ class RunFolder:
         places = [self.path, self.rollouts, self.checkpoints, *(self.attempt(n + 1) for n in range(self.attempts()))]
         orphans = [entry for place in places if place.is_dir() for entry in sorted(place.iterdir()) if _is_orphan(entry.name)]
         for orphan in orphans:
-            atomic.remove_tree(orphan)
+            try:
+                atomic.remove_tree(orphan)
+            except StorageError as error:
+                logger.warning("left over from a dead run: %s", error.message)
         return orphans
 
 
@@ -191,9 +201,12 @@ def open_new(path: Path) -> RunFolder:
 
     Raises:
         RefusedError: there is something in it; the message names --resume where a run can be gone on with.
+        StorageError: a run is under way in it.
     """
     folder = RunFolder(path)
     state = folder.state()
+    if state is not RunState.NEW:
+        ensure_unlocked(folder.lock_file)
     if state is RunState.STARTED:
         raise RefusedError(f"{path} holds a run already: go on with it by --resume, or choose another output_dir.")
     if state is RunState.FINISHED:

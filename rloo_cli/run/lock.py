@@ -64,6 +64,18 @@ def locked(path: Path) -> Iterator[None]:
         atomic.fs.close(descriptor)
 
 
+def ensure_unlocked(path: Path) -> None:
+    """Raise the StorageError of `locked` if another process holds the lock file now; nothing is changed."""
+    with storage_errors("look at", path), contextlib.suppress(FileNotFoundError):
+        descriptor = atomic.fs.open(path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise _locked_error(path, _read(descriptor)) from None
+        finally:
+            atomic.fs.close(descriptor)
+
+
 def _acquire(path: Path) -> int:
     with storage_errors("lock", path):
         while True:

@@ -1,0 +1,134 @@
+"""Where messages go: everything to the attempt's train.log, warnings of ours to the terminal; and how each rank ended."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rloo_cli.errors import StorageError
+from rloo_cli.run import atomic
+
+LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+SECRET_MARKS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
+"""Environment variables whose name holds one of these never appear in a log with their value."""
+
+SHORTEST_SECRET = 8
+"""Values below this length are left: masking `1` would make the log unreadable."""
+
+
+class LogFile(logging.Handler):
+    """Appends records, with tracebacks, to a file; on a full disk the records are counted and dropped, training decides."""
+
+    def __init__(self, path: Path, secrets: tuple[str, ...] = ()) -> None:
+        super().__init__()
+        self._path = path
+        self._secrets = secrets
+        self.dropped = 0
+        self.setFormatter(logging.Formatter(LOG_FORMAT))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write one record."""
+        text = self.format(record)
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        try:
+            atomic.append_line(self._path, text.encode("utf-8", "backslashreplace").decode())
+        except StorageError:
+            self.dropped += 1
+
+
+class Terminal(logging.Handler):
+    """Shows warnings and errors of ours as one line each, without a traceback."""
+
+    def __init__(self, show: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._show = show
+        self.addFilter(logging.Filter("rloo_cli"))
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Show one record."""
+        self._show(f"{record.levelname.lower()}: {record.getMessage()}")
+
+
+@contextmanager
+def logging_to(path: Path, *, show: Callable[[str], None] | None = None, environment: Mapping[str, str] | None = None) -> Iterator[LogFile]:
+    """Send the root logger to the file `path`, and our warnings to `show`, for the block.
+
+    `environment` is searched for secrets, whose values are masked in the file. Python's warnings go to the file too.
+    """
+    root = logging.getLogger()
+    log_file = LogFile(path, secret_values(environment or {}))
+    handlers: list[logging.Handler] = [log_file, *([Terminal(show)] if show else [])]
+    level = root.level
+    root.setLevel(logging.INFO)
+    for handler in handlers:
+        root.addHandler(handler)
+    logging.captureWarnings(True)
+    try:
+        yield log_file
+    finally:
+        logging.captureWarnings(False)
+        root.setLevel(level)
+        for handler in handlers:
+            root.removeHandler(handler)
+
+
+def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """The values of variables whose names look like secrets, longest first."""
+    values = {
+        value for name, value in environment.items() if any(mark in name.upper() for mark in SECRET_MARKS) and len(value) >= SHORTEST_SECRET
+    }
+    return tuple(sorted(values, key=len, reverse=True))
+
+
+def quiet_libraries() -> None:
+    """Keep third-party messages and bars off the terminal (they still reach the log). To be called after those libraries are imported."""
+    if "transformers" in sys.modules:
+        from transformers.utils import logging as transformers_logging
+
+        transformers_logging.disable_default_handler()
+        transformers_logging.enable_propagation()
+        transformers_logging.disable_progress_bar()
+    if "datasets" in sys.modules:
+        import datasets
+
+        datasets.disable_progress_bars()
+        datasets.logging.disable_propagation()
+    warnings.filterwarnings("default", category=UserWarning)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankReport:
+    """How one rank of an attempt ended."""
+
+    rank: int
+    exit_code: int
+    reason: str
+    """One line; empty when all went well."""
+    neighbour: bool = False
+    """Whether it only ended because another rank did."""
+
+
+def write_rank_report(attempt: Path, report: RankReport) -> None:
+    """Leave `rank-K.json` in the attempt's folder."""
+    atomic.write_json(attempt / f"rank-{report.rank}.json", asdict(report))
+
+
+def read_rank_reports(attempt: Path) -> list[RankReport]:
+    """The reports of all ranks that left one, by rank."""
+    reports = [RankReport(**json.loads(path.read_text())) for path in attempt.glob("rank-*.json")]
+    return sorted(reports, key=lambda report: report.rank)
+
+
+def deciding_report(reports: list[RankReport]) -> RankReport | None:
+    """The first failure that was not a neighbour's, else the first failure, else None."""
+    failures = [report for report in reports if report.exit_code]
+    own = [report for report in failures if not report.neighbour]
+    return next(iter(own or failures), None)
