@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -17,7 +16,7 @@ from rloo_cli.run import atomic
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 
 SECRET_MARKS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
-"""Environment variables whose name holds one of these never appear in a log with their value."""
+"""Environment variables with one of these words in their name (API_KEY) never appear in a log with their value."""
 
 SHORTEST_SECRET = 8
 """Values below this length are left: masking `1` would make the log unreadable."""
@@ -82,9 +81,8 @@ def logging_to(path: Path, *, show: Callable[[str], None] | None = None, environ
 
 def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
     """The values of variables whose names look like secrets, longest first."""
-    values = {
-        value for name, value in environment.items() if any(mark in name.upper() for mark in SECRET_MARKS) and len(value) >= SHORTEST_SECRET
-    }
+    named = (value for name, value in environment.items() if not set(SECRET_MARKS).isdisjoint(name.upper().split("_")))
+    values = {value for value in named if len(value) >= SHORTEST_SECRET}
     return tuple(sorted(values, key=len, reverse=True))
 
 
@@ -100,8 +98,6 @@ def quiet_libraries() -> None:
         import datasets
 
         datasets.disable_progress_bars()
-        datasets.logging.disable_propagation()
-    warnings.filterwarnings("default", category=UserWarning)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
