@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import sys
 import threading
 import time
 from collections import deque
@@ -13,6 +16,8 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
+logger = logging.getLogger(__name__)
+
 HEARTBEAT_SECONDS = 60.0
 REFRESHES_PER_SECOND = 4
 RECENT_STEPS = 20
@@ -21,12 +26,21 @@ RECENT_STEPS = 20
 SHOWN = (
     ("reward", "reward", "{:.3f}"),
     ("completions/mean_length", "length", "{:.1f}"),
+    ("perf/tokens_per_second", "tok/s", "{:.0f}"),
     ("kl", "kl", "{:.4f}"),
     ("loss", "loss", "{:.4f}"),
     ("grad_norm", "grad", "{:.3f}"),
-    ("perf/tokens_per_second", "tok/s", "{:.0f}"),
 )
 """Metric, its short name, and how it is printed: the columns of a line, the most telling first."""
+
+
+class LastingConsole(Console):
+    """A console that falls silent when its reader goes away (`rloo train … | head`), where rich would end the program."""
+
+    def on_broken_pipe(self) -> None:
+        """Say no more; the run goes on."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Progress:
@@ -53,7 +67,7 @@ class Progress:
         self._total = total_steps
         self._step = start_step
         self._logging_steps = logging_steps
-        self._console = console or Console(highlight=False, soft_wrap=True)
+        self._console = console or LastingConsole()
         self._clock = clock
         self._heartbeat_seconds = heartbeat_seconds
         self._started = self._last_step = self._last_sign = clock()
@@ -166,9 +180,13 @@ class Progress:
         return text
 
     def _print(self, message: str) -> None:
-        with self._lock:
-            self._last_sign = self._clock()
-            self._console.print(message, markup=False, highlight=False)
+        self._last_sign = self._clock()
+        try:
+            with self._lock:
+                self._console.print(message.replace("\x1b", "\\x1b"), markup=False, highlight=False, soft_wrap=True)
+        except OSError as error:
+            self._console.quiet = True
+            logger.warning("nothing more is shown: the output cannot be written (%s)", error.strerror)
 
     def _beat(self) -> None:
         while not self._closed.wait(min(1.0, self._heartbeat_seconds)):
