@@ -50,7 +50,9 @@ class Experience:
 
 def build_experience(step: int, groups: Sequence[Group], rewards: Sequence[GroupRewards], weights: Sequence[float]) -> Experience:
     """The experience of scored groups, nothing known yet about their log-probs under the trainer."""
-    values_FPG = torch.tensor([[[_number(v) for v in row] for row in scores.values] for scores in rewards], dtype=torch.float64).transpose(0, 1)
+    values_FPG = torch.tensor([[[_number(v) for v in row] for row in scores.values] for scores in rewards], dtype=torch.float64).transpose(
+        0, 1
+    )
     reward_PG, is_scored_PG = combine_rewards(values_FPG, ~values_FPG.isnan(), torch.tensor(weights, dtype=torch.float64))
     unknown_PG = torch.full_like(reward_PG, float("nan"))
     return Experience(
@@ -84,9 +86,11 @@ class Collector:
         self.check_stop = check_stop
 
     def collect(
-        self, prompts: Sequence[Prompt], params: SamplingParams, key: RandomKey, *, num_generations: int
+        self, prompts: Sequence[Prompt], params: SamplingParams, key: RandomKey, *, num_generations: int, first_prompt: int = 0
     ) -> tuple[list[Group], list[GroupRewards], dict[str, float]]:
         """The groups and rewards of the prompts, in order, and the seconds of each phase.
+
+        `first_prompt` is the place of `prompts[0]` among all prompts of the step, where they come in parts.
 
         Raises:
             EngineError, RewardError, NonFiniteError: see the engine and the reward runner.
@@ -100,7 +104,7 @@ class Collector:
 
         started = time.perf_counter()
         requests = [
-            GenerationRequest(token_ids=prompt.token_ids, num_generations=num_generations, first_row=i * num_generations)
+            GenerationRequest(token_ids=prompt.token_ids, num_generations=num_generations, first_row=(first_prompt + i) * num_generations)
             for i, prompt in enumerate(prompts)
         ]
         try:

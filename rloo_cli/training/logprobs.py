@@ -145,5 +145,3 @@ def head_logprobs(
         "compute": compute,
     }
     return _HeadLogprobs.apply(hidden_ND, head.weight_VD, head.bias_V, target_N, options)
-
-

@@ -48,12 +48,16 @@ class OptimizerAndSchedule:
         for key, value in [*tensors.items(), *document["scalars"].items()]:
             index, _, name = key.partition(".")
             state.setdefault(int(index), {})[name] = value
-        groups = [{k: tuple(v) if k in ("betas", "eps") and isinstance(v, list) else v for k, v in g.items()} for g in document["param_groups"]]
+        groups = [
+            {k: tuple(v) if k in ("betas", "eps") and isinstance(v, list) else v for k, v in g.items()} for g in document["param_groups"]
+        ]
         self.optimizer.load_state_dict({"state": state, "param_groups": groups})
         self.schedule.load_state_dict(dict(document["schedule"]))
 
 
-def build_optimizer(model: torch.nn.Module, training: TrainingSection, *, total_steps: int, accelerator: Accelerator) -> OptimizerAndSchedule:
+def build_optimizer(
+    model: torch.nn.Module, training: TrainingSection, *, total_steps: int, accelerator: Accelerator
+) -> OptimizerAndSchedule:
     """The recipe's optimizer over the trainable parameters and its schedule over `total_steps` optimizer steps.
 
     Raises:

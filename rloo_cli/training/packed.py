@@ -86,7 +86,7 @@ def build_layout(prompt_lengths: Sequence[int], rows: Sequence[Sequence[int]], d
     blocks = [_block([(range(0), span) for span in prompt_spans], device)]
     if completion_spans:
         blocks.append(_block(completion_spans, device))
-    order = torch.cat([block_tokens for block_tokens in _tokens(prompt_spans, completion_spans)]).to(device)
+    order = torch.cat(list(_tokens(prompt_spans, completion_spans))).to(device)
     offset, places = 0, []
     for block in blocks:
         places.append(block.scatter_from_L + offset)

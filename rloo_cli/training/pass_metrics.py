@@ -41,7 +41,7 @@ class PassMetrics:
             logp_B, sampler_B = (torch.cat(parts).double() for parts in zip(*self.rows, strict=True))
             result["sampling/logp_diff_mean"] = gap_N.mean().item()
             result["sampling/logp_diff_max"] = gap_N.max().item()
-            result["sampling/effective_sample_size"] = effective_sample_size(logp_B, sampler_B).item()
+            result["sampling/ess"] = effective_sample_size(logp_B, sampler_B).item()
         if not off_policy:
             result["clip_ratio/region_mean"] = 0.0
         elif self.clipped:

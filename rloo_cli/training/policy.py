@@ -37,9 +37,7 @@ class Policy(torch.nn.Module):
 
     def forward(self, batch: ScoringBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """(log-prob, entropy) of every completion token, both [N], nats."""
-        outputs = self.model.base_model(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.model_kwargs
-        )
+        outputs = self.model.base_model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.model_kwargs)
         hidden_ND = outputs.last_hidden_state.flatten(0, 1).index_select(0, batch.predict_N)
         return head_logprobs(hidden_ND, find_head(self.model), batch.target_N, temperature=self.temperature, chunk=self.head_chunk)
 
@@ -87,7 +85,9 @@ def has_dropout(model: torch.nn.Module) -> bool:
     """Whether a training-mode forward pass draws random numbers."""
     return any(
         (isinstance(module, torch.nn.Dropout) and module.p > 0)
-        or any(isinstance(getattr(module, name, None), float) and getattr(module, name) > 0 for name in ("attention_dropout", "attn_dropout"))
+        or any(
+            isinstance(getattr(module, name, None), float) and getattr(module, name) > 0 for name in ("attention_dropout", "attn_dropout")
+        )
         for module in model.modules()
     )
 
@@ -100,7 +100,9 @@ def make_reference(policy: Policy, *, low_precision: torch.dtype | None) -> Poli
     """
     reference = copy.deepcopy(policy).eval().requires_grad_(False)
     if low_precision is not None:
-        shared = {id(module.weight) for module in (reference.model.get_input_embeddings(), reference.model.get_output_embeddings()) if module}
+        shared = {
+            id(module.weight) for module in (reference.model.get_input_embeddings(), reference.model.get_output_embeddings()) if module
+        }
         for module in reference.modules():
             if isinstance(module, torch.nn.Linear) and id(module.weight) not in shared:
                 _store_exactly(module, low_precision)

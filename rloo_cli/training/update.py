@@ -107,7 +107,7 @@ class Updater:
             for pieces in micro_batches:
                 self.check_stop()
                 experience = self._backward(experience, pieces, n, metrics, step, first_use=use == 0)
-        experience = self._fill_advantages(experience, groups)
+        experience = replace(experience, advantage_PG=self._known_advantages(experience))
         self.check_stop()
         row = self._step_optimizer(step)
         seconds = {"perf/seconds/train": time.perf_counter() - started - self.scoring_seconds}
@@ -249,12 +249,6 @@ class Updater:
         metrics.add_clipped(is_clipped(ratio_B.detach(), advantage_B, epsilon=low, epsilon_high=high))
         return clipped_loss(ratio_B, advantage_B, n, epsilon=low, epsilon_high=high, weight_B=weight_B)
 
-    def _fill_advantages(self, experience: Experience, groups: range) -> Experience:
-        """The experience with the advantages that this step used, for the rollout file."""
-        advantage_PG = experience.advantage_PG.clone()
-        advantage_PG[groups.start : groups.stop] = self._known_advantages(experience)[groups.start : groups.stop]
-        return replace(experience, advantage_PG=advantage_PG)
-
     def _step_optimizer(self, step: int) -> dict[str, float]:
         parameters = [p for p in self.policy.parameters() if p.requires_grad]
         for parameter in parameters:
@@ -263,7 +257,9 @@ class Updater:
         limit = self.settings.max_grad_norm or float("inf")
         norm = float(self.accelerator.clip_grad_norm_(parameters, limit))
         if norm != norm or norm == float("inf"):
-            bad = next((n for n, p in self.policy.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()), "the norm itself")
+            bad = next(
+                (n for n, p in self.policy.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()), "the norm itself"
+            )
             self.optimizer.zero_grad()
             raise NonFiniteError(f"step {step}: the gradient norm is {norm} (first in {bad}); nothing was updated.")
         learning_rate = self.optimizer.step()

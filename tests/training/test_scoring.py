@@ -3,11 +3,11 @@
 import random
 
 import pytest
+import tiny
 import torch
+
 from rloo_cli.training.microbatches import GroupRows, build_scoring_batch, cut_into_micro_batches, cuts_a_group
 from rloo_cli.training.policy import Policy, make_reference
-
-import tiny
 
 CPU = torch.device("cpu")
 TEMPERATURE = 0.7

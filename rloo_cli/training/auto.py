@@ -1,0 +1,118 @@
+"""What `auto` stands for on this machine, decided once and written into the run's recipe."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import time
+
+import psutil
+import torch
+
+from rloo_cli.errors import RlooError
+from rloo_cli.recipe.schema import Recipe, TrainingSection
+from rloo_cli.training.microbatches import GroupRows, Layout, build_scoring_batch
+from rloo_cli.training.policy import Policy
+
+logger = logging.getLogger(__name__)
+
+BF16_PAYS = 1.5  # how many times as fast as float32 a bf16 product must run before autocast is worth its casts
+AGREEMENT = 1e-3  # nats; float32 layouts that compute the same thing differ by 1e-5
+AGREEMENT_BF16 = 0.1  # nats, mean; weights held in bf16 round differently in each layout
+SMALL_MODEL = 4_000_000  # parameters below which a second thread costs more in waiting than it computes
+CPU_TOKENS, GPU_TOKENS = 4096, 16384  # beyond these a larger micro-batch gains nothing
+ACTIVATION_SHARE = 0.3  # of the free memory
+HEAD_BYTES_KEPT = 1 << 30  # logits up to this size are kept for the backward pass
+HEAD_CHUNK_BYTES = 1 << 28
+
+
+def decide_bf16(training: TrainingSection, device: torch.device) -> bool:
+    """Whether to run in bfloat16: asked for, and this device is measurably faster at it."""
+    if not training.bf16:
+        return False
+    if device.type == "cuda":
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    return _product_seconds(torch.float32) > BF16_PAYS * _product_seconds(torch.bfloat16)
+
+
+def _product_seconds(dtype: torch.dtype, size: int = 768, repeats: int = 5) -> float:
+    """The best of a few timings of a square matrix product on the CPU."""
+    a = torch.ones(size, size, dtype=dtype)
+    times = []
+    for _ in range(repeats):
+        started = time.perf_counter()
+        torch.mm(a, a)
+        times.append(time.perf_counter() - started)
+    return min(times[1:])
+
+
+def decide_threads(training: TrainingSection, parameters: int) -> int:
+    """CPU threads of the trainer: one for a very small model, else one a core that the process may use."""
+    if training.threads != "auto":
+        return training.threads
+    if parameters < SMALL_MODEL:
+        return 1
+    return min(len(os.sched_getaffinity(0)), psutil.cpu_count(logical=False) or 1)
+
+
+def decide_layout(training: TrainingSection, policy: Policy, *, prompt_ids: tuple[int, ...], completion_length: int) -> Layout:
+    """packed where it gives the plain layout's log-probs on a group of real length, else plain; one log line says so."""
+    if training.layout != "auto":
+        return training.layout
+    group = _probe_group(prompt_ids, completion_length)
+    plain, packed = _probe(policy, group, "plain"), None
+    try:
+        packed = _probe(policy, group, "packed")
+    except (RlooError, RuntimeError, TypeError, ValueError) as error:
+        logger.info("layout: plain, since this model cannot be packed (%s)", str(error).splitlines()[0])
+    if packed is None:
+        return "plain"
+    gap = (plain - packed).abs()
+    agrees = gap.max() <= AGREEMENT if next(policy.parameters()).dtype == torch.float32 else gap.mean() <= AGREEMENT_BF16
+    if not agrees:
+        logger.info("layout: plain, since packed log-probs of this model differ by up to %.2g nats", gap.max().item())
+    return "packed" if agrees else "plain"
+
+
+def _probe_group(prompt_ids: tuple[int, ...], completion_length: int) -> GroupRows:
+    """Two completions of the prompt's own tokens, one of full length, so that a sliding window would show."""
+    draw = random.Random(0)  # noqa: S311
+    lengths = (completion_length, max(completion_length // 2, 1))
+    completions = tuple(tuple(draw.choices(prompt_ids, k=length)) for length in lengths)
+    return GroupRows(group=0, prompt_ids=prompt_ids, rows=(0, 1), completion_ids=completions)
+
+
+def _probe(policy: Policy, group: GroupRows, layout: Layout) -> torch.Tensor:
+    was_training = policy.training
+    policy.use_layout(layout)
+    with torch.no_grad():
+        logp_N, _ = policy.eval()(build_scoring_batch([group], layout, next(policy.parameters()).device))
+    policy.train(was_training)
+    return logp_N
+
+
+def decide_max_tokens(training: TrainingSection, model: torch.nn.Module, device: torch.device) -> int:
+    """Tokens of a micro-batch, so that its activations take at most a third of the memory that is free now."""
+    if training.max_tokens_per_micro_batch != "auto":
+        return training.max_tokens_per_micro_batch
+    config = model.config.get_text_config()
+    layer = 16 * config.hidden_size + 4 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
+    kept = config.num_hidden_layers * (config.hidden_size if training.gradient_checkpointing else layer) + layer
+    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
+    limit = GPU_TOKENS if device.type == "cuda" else CPU_TOKENS
+    return max(256, min(limit, int(ACTIVATION_SHARE * free / (kept * 4))))
+
+
+def decide_head_chunk(training: TrainingSection, vocabulary: int, max_tokens: int) -> int | None:
+    """Positions at once through the LM head; None keeps all logits for the backward pass, where they are small enough."""
+    if training.head_chunk != "auto":
+        return training.head_chunk
+    if max_tokens * vocabulary * 4 <= HEAD_BYTES_KEPT:
+        return None
+    return max(1, HEAD_CHUNK_BYTES // (vocabulary * 4))
+
+
+def with_decisions(recipe: Recipe, **training: object) -> Recipe:
+    """The recipe with the decided values in its training section."""
+    return recipe.model_copy(update={"training": recipe.training.model_copy(update=training)})

@@ -1,0 +1,35 @@
+"""What training is given by the layers above it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from rloo_cli.data.dataset import PromptSet
+from rloo_cli.recipe.batch import BatchPlan
+from rloo_cli.recipe.schema import Recipe
+from rloo_cli.rewards.runner import RewardRunner
+from rloo_cli.run.checkpoint import Checkpoint
+from rloo_cli.run.folder import RunFolder
+from rloo_cli.run.progress import Progress
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingInputs:
+    """Everything checked and opened before the model is loaded."""
+
+    recipe: Recipe
+    """As validated; on resume, the run's own resolved recipe."""
+    batch: BatchPlan
+    total_steps: int
+    tokenizer: PreTrainedTokenizerBase
+    prompts: PromptSet
+    eval_prompts: PromptSet | None
+    rewards: RewardRunner
+    """Started."""
+    folder: RunFolder
+    """Locked by the caller, sub-folders prepared."""
+    resume_from: Checkpoint | None
+    trust_remote_code: bool
+    progress: Progress

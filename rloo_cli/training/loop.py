@@ -1,0 +1,63 @@
+"""The training loop, as prose."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rloo_cli.errors import StoppedError
+from rloo_cli.run.signals import StopRequested
+
+
+class Run(Protocol):
+    """What the loop drives. `TrainingRun` is the real one."""
+
+    step: int
+    """Optimizer steps done."""
+    finished: bool
+    """Whether all steps are done."""
+
+    def next_batch(self) -> None:
+        """Have a generation batch with rewards at hand: the one in use, or next prompts → generate → score."""
+
+    def update(self) -> None:
+        """Advantages, loss, gradient, optimizer."""
+
+    def sync_weights(self) -> None:
+        """Hand the new weights to the engine."""
+
+    def record(self) -> None:
+        """Metrics, rollouts, progress."""
+
+    def evaluate_if_due(self) -> None:
+        """Evaluate where the recipe asks for it after this step, once."""
+
+    def save_if_due(self) -> None:
+        """Save a checkpoint where the recipe asks for one after this step, once."""
+
+    def save(self) -> None:
+        """Save the state after the last optimizer step, unless it is saved."""
+
+    def save_final(self) -> None:
+        """Write final/."""
+
+
+def run_loop(run: Run) -> None:
+    """Train to the end.
+
+    Raises:
+        StoppedError: a signal came. The step in progress was discarded, the state after the last one is saved.
+    """
+    try:
+        run.evaluate_if_due()
+        while not run.finished:
+            run.next_batch()
+            run.update()
+            run.sync_weights()
+            run.record()
+            run.evaluate_if_due()
+            run.save_if_due()
+    except StopRequested as stop:
+        run.save()
+        done = f"step {run.step} is saved" if run.step else "no step was done"
+        raise StoppedError(f"stopped by {stop.signal_name}: {done}; --resume goes on from there.") from stop
+    run.save_final()

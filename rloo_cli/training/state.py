@@ -1,0 +1,98 @@
+"""What a run is between two optimizer steps, and how it goes into a checkpoint and comes back."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from rloo_cli.run.checkpoint import Checkpoint
+from rloo_cli.training.experience import Experience, build_experience
+from rloo_cli.types import Completion, FinishReason, Group, GroupRewards, Prompt
+
+NAN_FIELDS = ("kl_PG", "old_logp_PG", "advantage_PG")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunPosition:
+    """Where the run stands after `step` optimizer steps; replaced as a whole when a step is complete."""
+
+    step: int = 0
+    next_prompt: int = 0
+    """Position in the endless order of prompts."""
+    num_tokens: int = 0
+    """Prompt and completion tokens generated so far."""
+    evaluated_step: int = -1
+    """The last step after which the model was evaluated."""
+    experience: Experience | None = None
+    """The generation batch in use; None when the next step needs a new one."""
+    uses: int = 0
+    """Optimizer steps that the batch has served."""
+
+    def document(self) -> dict[str, Any]:
+        """The position without the generation batch, as JSON."""
+        names = ("step", "next_prompt", "num_tokens", "evaluated_step", "uses")
+        return {name: getattr(self, name) for name in names}
+
+
+def save_experience(experience: Experience) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """(JSON document, tensors) from which `load_experience` makes the same experience."""
+    document = {
+        "step": experience.step,
+        "groups": [_group_document(group) for group in experience.groups],
+        "rewards": [{"values": scores.values, "extras": dict(scores.extras)} for scores in experience.rewards],
+    }
+    return document, {name: getattr(experience, name) for name in NAN_FIELDS}
+
+
+def load_experience(checkpoint: Checkpoint, weights: Sequence[float]) -> Experience:
+    """The generation batch that was in use when the checkpoint was saved."""
+    document, tensors = checkpoint.load_document("experience"), checkpoint.load_tensors("experience")
+    groups = [_group(entry) for entry in document["groups"]]
+    rewards = [GroupRewards(values=tuple(tuple(row) for row in entry["values"]), extras=entry["extras"]) for entry in document["rewards"]]
+    experience = build_experience(document["step"], groups, rewards, weights)
+    return replace(experience, **{name: tensors[name] for name in NAN_FIELDS})
+
+
+def load_position(checkpoint: Checkpoint, weights: Sequence[float]) -> RunPosition:
+    """The position that the checkpoint holds."""
+    position = RunPosition(**checkpoint.load_document("position"))
+    return replace(position, experience=load_experience(checkpoint, weights)) if checkpoint.has("experience") else position
+
+
+def _group_document(group: Group) -> dict[str, Any]:
+    prompt = group.prompt
+    return {
+        "prompt": {
+            "row": prompt.row,
+            "content": prompt.content,
+            "text": prompt.text,
+            "token_ids": prompt.token_ids,
+            "columns": json.loads(json.dumps(prompt.columns, default=str)),
+        },
+        "completions": [
+            {"token_ids": c.token_ids, "logprobs": c.logprobs, "finish_reason": c.finish_reason.value, "weights_version": c.weights_version}
+            for c in group.completions
+        ],
+        "texts": group.texts,
+    }
+
+
+def _group(entry: dict[str, Any]) -> Group:
+    prompt = entry["prompt"]
+    return Group(
+        prompt=Prompt(**{**prompt, "token_ids": tuple(prompt["token_ids"])}),
+        completions=tuple(
+            Completion(
+                token_ids=tuple(c["token_ids"]),
+                logprobs=tuple(c["logprobs"]),
+                finish_reason=FinishReason(c["finish_reason"]),
+                weights_version=c["weights_version"],
+            )
+            for c in entry["completions"]
+        ),
+        texts=tuple(entry["texts"]),
+    )

@@ -1,0 +1,194 @@
+"""The run that the loop drives: its position, and each verb of the loop handed to the collaborator that does it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+from rloo_cli.data.order import prompt_row
+from rloo_cli.rollout.engine import Engine, RandomKey, SamplingParams
+from rloo_cli.run.checkpoint import save_checkpoint
+from rloo_cli.run.randomness import capture_random_state, seed_everything
+from rloo_cli.training.evaluation import evaluate
+from rloo_cli.training.experience import Collector, build_experience
+from rloo_cli.training.final_model import save_final_model
+from rloo_cli.training.inputs import TrainingInputs
+from rloo_cli.training.policy import trainable_state
+from rloo_cli.training.recorder import Recorder, peak_memory_mb
+from rloo_cli.training.rollout_metrics import generated_tokens, kl_metrics, rollout_metrics
+from rloo_cli.training.state import RunPosition, save_experience
+from rloo_cli.training.update import Updater
+
+
+class TrainingRun:
+    """Owns the position; everything else belongs to collaborators.
+
+    `position` is replaced as a whole when a step is complete, so that whatever interrupts a step leaves the state after the
+    last one.
+    """
+
+    def __init__(
+        self,
+        inputs: TrainingInputs,
+        *,
+        collector: Collector,
+        engine: Engine,
+        updater: Updater,
+        recorder: Recorder,
+        position: RunPosition,
+    ) -> None:
+        self.inputs = inputs
+        self.recipe = inputs.recipe
+        self.collector = collector
+        self.engine = engine
+        self.updater = updater
+        self.recorder = recorder
+        self.position = position
+        self.saved_step = position.step if inputs.resume_from else 0
+        self._row: dict[str, float] = {}
+        self._working = position
+        self._started = 0.0
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return self.position.step
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done."""
+        return self.position.step >= self.inputs.total_steps
+
+    def next_batch(self) -> None:
+        """Have a generation batch with rewards at hand."""
+        self._started = time.perf_counter()
+        self._row = {"step": self.step + 1}
+        self._working = self.position if self.position.experience is not None else self._generate(self.position)
+
+    def _generate(self, position: RunPosition) -> RunPosition:
+        step, count = position.step + 1, self.inputs.batch.prompts_per_generation
+        rows = [self._prompt_row(position.next_prompt + i) for i in range(count)]
+        key = RandomKey(seed=self.recipe.training.seed, step=step)
+        with self.inputs.progress.phase("generate"):
+            groups, rewards, seconds = self.collector.collect(
+                [self.inputs.prompts[row] for row in rows], self._sampling(), key, num_generations=self.inputs.batch.num_generations
+            )
+        experience = build_experience(step, groups, rewards, [entry.weight for entry in self.recipe.rewards])
+        self._row |= rollout_metrics(experience, self.recorder.names) | seconds
+        tokens = position.num_tokens + sum(generated_tokens(experience))
+        return replace(position, experience=experience, uses=0, next_prompt=position.next_prompt + count, num_tokens=tokens)
+
+    def _prompt_row(self, position: int) -> int:
+        data, training = self.recipe.data, self.recipe.training
+        return prompt_row(position, num_prompts=len(self.inputs.prompts), seed=training.seed, shuffle=data.shuffle_dataset)
+
+    def _sampling(self) -> SamplingParams:
+        generation = self.recipe.generation
+        return SamplingParams(
+            max_new_tokens=generation.max_completion_length,
+            temperature=generation.temperature,
+            top_p=generation.top_p,
+            top_k=generation.top_k,
+            min_p=generation.min_p,
+            repetition_penalty=generation.repetition_penalty,
+            stop=tuple(generation.stop),
+        )
+
+    def update(self) -> None:
+        """Make the optimizer step."""
+        experience, uses, step = self._working.experience, self._working.uses, self.step + 1
+        assert experience is not None
+        if self.updater.settings.active_dropout:
+            seed_everything(self.recipe.training.seed, "dropout", step)
+        with self.inputs.progress.phase("train"):
+            experience, metrics = self.updater.update(experience, uses, step)
+        self._row |= metrics | (kl_metrics(experience) if uses == 0 else {})
+        self._working = replace(self._working, step=step, experience=experience, uses=uses + 1)
+
+    def sync_weights(self) -> None:
+        """Hand the new weights to the engine."""
+        started = time.perf_counter()
+        with self.inputs.progress.phase("sync"):
+            self.engine.load_weights(self.updater.policy.model.state_dict().items(), version=self._working.step)
+        self._row["perf/seconds/sync"] = time.perf_counter() - started
+
+    def record(self) -> None:
+        """Complete the step: metrics, rollouts, and the new position."""
+        experience, first_use = self._working.experience, self._working.uses == 1
+        assert experience is not None
+        seconds = time.perf_counter() - self._started
+        self._row |= {
+            "epoch": self._working.next_prompt / len(self.inputs.prompts),
+            "num_tokens": self._working.num_tokens,
+            "perf/seconds/step": seconds,
+            "perf/peak_memory_mb": peak_memory_mb(self.updater.accelerator.device),
+        }
+        if first_use:
+            self._row["perf/tokens_per_second"] = generated_tokens(experience)[1] / seconds
+        self.recorder.step(self._row, experience if first_use else None, last=self._working.step == self.inputs.total_steps)
+        batch = self.inputs.batch
+        used_up = self._working.uses == batch.steps_per_generation_batch * batch.num_iterations
+        self.position = replace(self._working, experience=None, uses=0) if used_up else self._working
+
+    def evaluate_if_due(self) -> None:
+        """Evaluate after this step where the recipe asks for it, once."""
+        prompts, step = self.inputs.eval_prompts, self.step
+        if prompts is None or self.position.evaluated_step == step or not self._evaluation_due(step):
+            return
+        started = time.perf_counter()
+        with self.inputs.progress.phase("evaluate"):
+            experience, metrics = evaluate(self.collector, prompts, self.recipe, self.recorder.names, step)
+        row = {"step": step, **metrics, "perf/seconds/evaluate": time.perf_counter() - started}
+        self.recorder.evaluation(row, experience)
+        self.position = replace(self.position, evaluated_step=step)
+
+    def _evaluation_due(self, step: int) -> bool:
+        evaluation = self.recipe.evaluation
+        if step == 0:
+            return evaluation.eval_on_start
+        every = evaluation.eval_steps or self.recipe.run.logging_steps
+        return self.finished or self._falls_due(evaluation.eval_strategy, every, step)
+
+    def _falls_due(self, strategy: str, every: int, step: int) -> bool:
+        """Whether `step` ends an interval: every n steps, or the step in which an epoch was completed."""
+        if strategy == "steps":
+            return step % every == 0
+        return strategy == "epoch" and self._epochs_after(step) > self._epochs_after(step - 1)
+
+    def _epochs_after(self, step: int) -> int:
+        batch = self.inputs.batch
+        generations = -(-step // (batch.steps_per_generation_batch * batch.num_iterations))
+        return generations * batch.prompts_per_generation // len(self.inputs.prompts)
+
+    def save_if_due(self) -> None:
+        """Save a checkpoint after this step where the recipe asks for one."""
+        run = self.recipe.run
+        if run.save_strategy != "no" and (self.finished or self._falls_due(run.save_strategy, run.save_steps, self.step)):
+            self.save()
+
+    def save(self) -> None:
+        """Save the state after the last optimizer step, unless it is saved or there is none."""
+        if self.step in (0, self.saved_step):
+            return
+        with self.inputs.progress.phase("save"):
+            optimizer_tensors, optimizer_document = self.updater.optimizer.state()
+            random_document, random_tensors = capture_random_state()
+            tensors = {"model": trainable_state(self.updater.policy.model), "optimizer": optimizer_tensors, "random": random_tensors}
+            self.recorder.metrics.sync()
+            documents = {
+                "position": self.position.document(),
+                "optimizer": optimizer_document,
+                "random": random_document,
+                "metrics": {"offset": self.recorder.metrics.offset},
+            }
+            if self.position.experience is not None:
+                documents["experience"], tensors["experience"] = save_experience(self.position.experience)
+            save_checkpoint(
+                self.inputs.folder.checkpoints, self.step, tensors=tensors, documents=documents, limit=self.recipe.run.save_total_limit
+            )
+        self.saved_step = self.step
+
+    def save_final(self) -> None:
+        """Write final/."""
+        with self.inputs.progress.phase("save"):
+            save_final_model(self.inputs.folder, self.updater.policy.model, self.inputs.tokenizer, step=self.step)
