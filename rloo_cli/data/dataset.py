@@ -1,0 +1,147 @@
+"""A split as prompts that are ready for the model, everything checked before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from difflib import get_close_matches
+from itertools import islice
+from typing import TYPE_CHECKING, Any, cast
+
+from rloo_cli.data.chat import encode_texts, render_prompts
+from rloo_cli.data.content import prompt_content
+from rloo_cli.data.problems import Problems, name_columns
+from rloo_cli.data.prompt_set import PromptSet
+from rloo_cli.data.rows import Rows
+from rloo_cli.data.sources import read_split, source_name
+from rloo_cli.errors import DataError
+from rloo_cli.recipe.schema import DataSection
+from rloo_cli.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+RESERVED_COLUMNS = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
+"""Arguments that reward functions get from us; a column of the same name would be one of them."""
+IMAGE_COLUMNS = ("image", "images")
+USUAL_NAMES = ("prompt", "question", "problem", "instruction", "query", "input", "messages", "text")
+"""Columns that hold the prompt in data sets that people use."""
+BATCH = 1024
+"""Texts that are tokenized at once."""
+
+
+def load_prompts(
+    data: DataSection, *, split: str, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int, max_samples: int | None
+) -> PromptSet:
+    """The prompts of a split's first `max_samples` rows, checked, rendered and tokenized.
+
+    `max_prompt_tokens` bounds every prompt; longer ones are an error or left out and counted, as `data.overlong_prompts` says.
+
+    Raises:
+        RecipeError: the data set or split does not exist; messages without a chat template.
+        DataError: rows or columns that cannot be used: the first ten and the count of the rest.
+    """
+    problems = Problems()
+    rows = read_split(data, split, problems, limit=max_samples)
+    source = source_name(data, split)
+    _check_columns(rows, data, source, problems)
+    values = rows.column(data.prompt_column)
+    is_chat = _check_contents(values, rows, data, problems)
+    problems.raise_if_any()
+    contents = (prompt_content(value, data.system_prompt) for value in values)
+    if is_chat:
+        texts = _rendered(cast("Iterator[Sequence[Message]]", contents), rows, data, tokenizer)
+    else:
+        texts = cast("Iterator[str]", contents)
+    prompts = PromptSet(rows, data, source)
+    _tokenize(texts, rows, prompts, data, tokenizer, max_prompt_tokens, is_chat=is_chat)
+    if not len(prompts):
+        raise DataError(f"{source}: every prompt is longer than {max_prompt_tokens:,} tokens; raise data.max_prompt_length.")
+    return prompts
+
+
+def _check_columns(rows: Rows, data: DataSection, source: str, problems: Problems) -> None:
+    """Refuse a split without rows or prompt column, and columns that reward functions cannot get."""
+    if not len(rows):
+        problems.raise_if_any()
+        raise DataError(f"{source}: holds no rows.")
+    if data.prompt_column not in rows.columns:
+        problems.raise_if_any()
+        raise DataError(f"{source}: no column `{data.prompt_column}`; it has: {name_columns(rows.columns)}.{_suggest(data, rows.columns)}")
+    for name in rows.columns:
+        if name != data.prompt_column and name in RESERVED_COLUMNS:
+            raise DataError(f"{source}: column `{name}` has the name of an argument that every reward function gets; rename it.")
+        if name in IMAGE_COLUMNS:
+            raise DataError(f"{source}: column `{name}`: images are not in this version; remove or rename the column.")
+    for name, what in rows.binary_columns().items():
+        raise DataError(f"{source}: column `{name}` holds {what}, which reward functions cannot get in this version; remove the column.")
+
+
+def _suggest(data: DataSection, columns: Sequence[str]) -> str:
+    near = get_close_matches(data.prompt_column, columns, n=1) or [name for name in USUAL_NAMES if name in columns]
+    return f" Did you mean `data.prompt_column: {near[0]}`?" if near else " Name the prompts' column as `data.prompt_column`."
+
+
+def _check_contents(values: Sequence[Any], rows: Rows, data: DataSection, problems: Problems) -> bool:
+    """Whether the prompts are messages; rows whose prompt is none, or of the other kind than the first, are noted."""
+    kinds = ("a string", "messages")
+    first: tuple[str, bool] | None = None
+    for index, value in enumerate(values):
+        try:
+            prompt_content(value, data.system_prompt)
+        except ValueError as error:
+            problems.add(rows.place(index), f"`{data.prompt_column}` {error}{_misspelt(rows, index, data) if value is None else ''}")
+            continue
+        is_messages = isinstance(value, list)
+        if first is None:
+            first = rows.place(index), is_messages
+        elif is_messages != first[1]:
+            problems.add(
+                rows.place(index), f"`{data.prompt_column}` is {kinds[is_messages]}, but {kinds[first[1]]} at {first[0]}; keep to one kind"
+            )
+    return first is not None and (first[1] or data.system_prompt is not None)
+
+
+def _misspelt(rows: Rows, index: int, data: DataSection) -> str:
+    names = [name for name, value in rows.row(index).items() if value is not None]
+    near = get_close_matches(data.prompt_column, names, n=1)
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def _rendered(contents: Iterable[Sequence[Message]], rows: Rows, data: DataSection, tokenizer: PreTrainedTokenizerBase) -> Iterator[str]:
+    """The text of every row; an error after the last where some could not be rendered."""
+    problems = Problems()
+    for index, text in enumerate(render_prompts(contents, tokenizer=tokenizer, template_kwargs=data.chat_template_kwargs)):
+        if isinstance(text, str):
+            yield text
+            continue
+        problems.add(rows.place(index), f"the chat template failed: {text.reason}")
+        yield ""  # keeps the place of the row; the error comes before anybody reads it
+    problems.raise_if_any()
+
+
+def _tokenize(
+    texts: Iterator[str],
+    rows: Rows,
+    prompts: PromptSet,
+    data: DataSection,
+    tokenizer: PreTrainedTokenizerBase,
+    max_prompt_tokens: int,
+    *,
+    is_chat: bool,
+) -> None:
+    """Fill `prompts`, or tell which ones are empty or too long."""
+    empty, too_long = Problems(), Problems()
+    numbered = enumerate(texts)
+    while batch := list(islice(numbered, BATCH)):
+        encoded = encode_texts([text for _, text in batch], tokenizer=tokenizer, is_templated=is_chat)
+        for (row, text), ids in zip(batch, encoded, strict=True):
+            if not ids:
+                empty.add(rows.place(row), "the prompt has no tokens")
+            elif len(ids) > max_prompt_tokens:
+                too_long.add(rows.place(row), f"the prompt has {len(ids):,} tokens; {max_prompt_tokens:,} is the most")
+            else:
+                prompts.append(row, ids, text if is_chat else None)
+    empty.raise_if_any()
+    if data.overlong_prompts == "error":
+        too_long.raise_if_any("Raise data.max_prompt_length, or leave such prompts out with `overlong_prompts: drop`.")
+    prompts.dropped = len(too_long)

@@ -1,0 +1,96 @@
+"""The prompts of a split in little memory."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+from array import array
+from typing import Any
+
+import numpy as np
+
+from rloo_cli.data.content import prompt_content
+from rloo_cli.data.rows import Rows
+from rloo_cli.recipe.schema import DataSection
+from rloo_cli.types import Prompt, PromptContent
+
+
+class PromptSet:
+    """The prompts of a split, in the order of its rows: `len()`, and `[row]` for 0 ≤ row < len().
+
+    Token ids and rendered texts lie in flat buffers, columns where they were read (saved data sets memory-mapped);
+    a `Prompt` is made when it is asked for.
+    """
+
+    def __init__(self, rows: Rows, data: DataSection, source: str) -> None:
+        self.source = source
+        """Where the prompts come from, for messages."""
+        self.dropped = 0
+        """Prompts left out as too long."""
+        self._rows = rows
+        self._data = data
+        self._kept = array("q")
+        self._ids = array("i")
+        self._id_ends = array("q")
+        self._texts = bytearray()
+        self._text_ends = array("q")
+
+    def append(self, row: int, ids: list[int], text: str | None) -> None:
+        """Add the prompt of a row of the split; `text` is None where it is the content itself."""
+        self._kept.append(row)
+        self._ids.extend(ids)
+        self._id_ends.append(len(self._ids))
+        if text is not None:
+            self._texts += text.encode()
+            self._text_ends.append(len(self._texts))
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def __getitem__(self, index: int) -> Prompt:
+        if not 0 <= index < len(self):
+            raise IndexError(f"prompt {index} of {len(self)}")
+        content, columns = self._content_and_columns(index)
+        ids = self._ids[_start(self._id_ends, index) : self._id_ends[index]]
+        return Prompt(row=index, content=content, text=self._text(index, content), token_ids=tuple(ids), columns=columns)
+
+    def _content_and_columns(self, index: int) -> tuple[PromptContent, dict[str, Any]]:
+        columns = self._rows.row(self._kept[index])
+        return prompt_content(columns.pop(self._data.prompt_column), self._data.system_prompt), columns
+
+    def _text(self, index: int, content: PromptContent) -> str:
+        if isinstance(content, str):
+            return content
+        return self._texts[_start(self._text_ends, index) : self._text_ends[index]].decode()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column but the prompt: what reward functions may ask for by name."""
+        return tuple(name for name in self._rows.columns if name != self._data.prompt_column)
+
+    def column(self, name: str) -> list[Any]:
+        """The values of a further column, one a prompt, JSON-able, None where a row lacks it."""
+        values = self._rows.column(name)
+        return [values[row] for row in self._kept]
+
+    @property
+    def lengths(self) -> np.ndarray:
+        """Tokens of each prompt, int64 of shape (len,)."""
+        return np.diff(np.array(self._id_ends, dtype=np.int64), prepend=0)
+
+    def place(self, index: int) -> str:
+        """Where a prompt stands in the data: `file:line` or `dataset:split row N`."""
+        return self._rows.place(self._kept[index])
+
+    @functools.cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 (hex) over content and columns of every prompt in order: equal for equal data, whatever its file format."""
+        digest = hashlib.sha256()
+        for index in range(len(self)):
+            digest.update(json.dumps(self._content_and_columns(index), sort_keys=True).encode() + b"\n")
+        return digest.hexdigest()
+
+
+def _start(ends: array[int], index: int) -> int:
+    return ends[index - 1] if index else 0

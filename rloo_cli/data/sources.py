@@ -1,0 +1,157 @@
+"""From a data set's name to the rows of one of its splits: files, folders of files, saved `datasets` folders, hub ids."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from rloo_cli.data.hub import dataset_table, load_hub_table
+from rloo_cli.data.problems import Problems, show_path
+from rloo_cli.data.rows import ListRows, Rows, TableRows
+from rloo_cli.data.text_files import READERS, TextFile
+from rloo_cli.errors import DataError, RecipeError
+from rloo_cli.recipe.schema import DataSection
+
+SUFFIXES = (*READERS, ".parquet")
+SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
+"""What a shard's file name adds to its split: `train-00000-of-00002`, `train_1`."""
+SINGLE_SPLIT = "train"
+"""The only split of a file or of a saved `Dataset`, by the convention of `datasets`."""
+
+
+def read_split(data: DataSection, split: str, problems: Problems, *, limit: int | None) -> Rows:
+    """The first `limit` rows of a split; text lines that hold no row are noted in `problems`.
+
+    Raises:
+        RecipeError: the data set, its configuration or the split does not exist.
+        DataError: a file cannot be read.
+    """
+    path = Path(data.dataset_name).expanduser()
+    if path.is_dir():
+        return _read_folder(_with_config(path, data.dataset_config), data, split, problems, limit)
+    if path.is_file():
+        if data.dataset_config is not None:
+            raise RecipeError(f"data.dataset_config: {show_path(path)} is a file and has no configurations; remove the field.")
+        _check_split(split, [SINGLE_SPLIT], show_path(path))
+        return _read_files([path], data, problems, limit)
+    if _looks_like_path(data.dataset_name):
+        raise RecipeError(f"data.dataset_name: no such file or folder: {data.dataset_name}")
+    table = load_hub_table(data.dataset_name, config=data.dataset_config, split=split)
+    return TableRows(table.slice(0, limit), f"{data.dataset_name}:{split}")
+
+
+def source_name(data: DataSection, split: str) -> str:
+    """The split as messages name it: the file, or `folder:split`, or `hub-id:split`."""
+    path = Path(data.dataset_name).expanduser()
+    if path.is_file():
+        return show_path(path)
+    config = f"/{data.dataset_config}" if data.dataset_config else ""
+    return f"{show_path(path) if path.is_dir() else data.dataset_name}{config}:{split}"
+
+
+def _looks_like_path(name: str) -> bool:
+    return name.startswith(("/", ".", "~")) or name.endswith(SUFFIXES) or name.count("/") != min(name.count("/"), 1) or "\\" in name
+
+
+def _with_config(folder: Path, config: str | None) -> Path:
+    """The folder of a configuration, as clones of hub data sets have them (`main/`, `socratic/`)."""
+    if config is None:
+        return folder
+    if not (folder / config).is_dir():
+        raise RecipeError(f"data.dataset_config: {show_path(folder)} has no folder `{config}`.")
+    return folder / config
+
+
+def _read_folder(folder: Path, data: DataSection, split: str, problems: Problems, limit: int | None) -> Rows:
+    if (folder / "dataset_dict.json").is_file():
+        names = _read_json_object(folder / "dataset_dict.json").get("splits")
+        _check_split(split, names if isinstance(names, list) else [], show_path(folder))
+        return _load_saved(folder / split, f"{show_path(folder)}:{split}", limit)
+    if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
+        _check_split(split, [SINGLE_SPLIT], show_path(folder))
+        return _load_saved(folder, show_path(folder), limit)
+    files = _files_by_split(folder)
+    if not files:
+        raise RecipeError(
+            f"data.dataset_name: {show_path(folder)} holds no data: expected files such as train.jsonl ({', '.join(SUFFIXES)})."
+        )
+    _check_split(split, list(files), show_path(folder))
+    return _read_files(files[split], data, problems, limit)
+
+
+def _files_by_split(folder: Path) -> dict[str, list[Path]]:
+    """Split → its files in order, from the folder itself and its `data/`; the split is the file's name without a shard number."""
+    found: dict[str, list[Path]] = {}
+    for place in (folder, folder / "data"):
+        for path in sorted(place.glob("*")):
+            if path.suffix in SUFFIXES and path.is_file() and not path.name.startswith((".", "_")) and path.name != "dataset_infos.json":
+                found.setdefault(SHARD.sub("", path.stem), []).append(path)
+    return found
+
+
+def _check_split(split: str, available: Sequence[str], where: str) -> None:
+    if split in available:
+        return
+    near = get_close_matches(split, available, n=1)
+    hint = f" Did you mean `{near[0]}`?" if near else ""
+    raise RecipeError(f"data: {where} has no split `{split}`; it has: {', '.join(sorted(available)) or 'none'}.{hint}")
+
+
+def _read_files(paths: Sequence[Path], data: DataSection, problems: Problems, limit: int | None) -> Rows:
+    suffixes = sorted({path.suffix for path in paths})
+    if len(suffixes) > 1:
+        raise RecipeError(
+            f"data.dataset_name: {show_path(paths[0])} and its {', '.join(suffixes)} siblings are the same split; keep one format."
+        )
+    if suffixes == [".parquet"]:
+        return _read_parquet(paths, limit)
+    if suffixes[0] not in READERS:
+        raise RecipeError(
+            f"data.dataset_name: {show_path(paths[0])}: cannot read {suffixes[0] or 'a file without extension'}; {', '.join(SUFFIXES)} can be read."
+        )
+    rows = ListRows()
+    for path in paths:
+        TextFile(path=path, name=show_path(path), rows=rows, problems=problems, prompt_column=data.prompt_column, limit=limit).read()
+    return rows
+
+
+def _read_parquet(paths: Sequence[Path], limit: int | None) -> Rows:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    name = show_path(paths[0]) if len(paths) == 1 else f"{show_path(paths[0].parent)}:{SHARD.sub('', paths[0].stem)}"
+    tables = []
+    for path in paths:
+        try:
+            tables.append(pq.ParquetFile(path).read())
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{show_path(path)}: not a readable Parquet file: {str(error).splitlines()[0]}") from error
+    try:
+        table = pa.concat_tables(tables, promote_options="permissive")
+    except pa.ArrowException as error:
+        raise DataError(f"{name}: its files have columns of different types: {str(error).splitlines()[0]}") from error
+    return TableRows(table.slice(0, limit), name)
+
+
+def _load_saved(folder: Path, name: str, limit: int | None) -> Rows:
+    import datasets
+    import pyarrow as pa
+
+    try:
+        table = dataset_table(datasets.load_from_disk(str(folder)))
+    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(
+            f"{name}: this saved data set cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        ) from error
+    return TableRows(table.slice(0, limit), name)
+
+
+def _read_json_object(path: Path) -> dict[str, object]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{show_path(path)}: not JSON: {error}") from error
+    return value if isinstance(value, dict) else {}
