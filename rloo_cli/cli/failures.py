@@ -1,0 +1,34 @@
+"""How a failure reaches the user: one line on standard error, the traceback in a file."""
+
+from __future__ import annotations
+
+import tempfile
+import traceback
+
+import typer
+
+from rloo_cli.errors import RlooError
+
+
+def report_error(error: RlooError) -> None:
+    """Print the error's message."""
+    typer.echo(f"error: {error.message}" if "\n" not in error.message else error.message, err=True)
+
+
+def report_bug(error: Exception) -> None:
+    """Print one line that names the exception and the file that holds its traceback."""
+    first_line = (str(error).splitlines() or [""])[0]
+    where = _write_traceback(error)
+    typer.echo(f"bug: {type(error).__name__}: {first_line} (traceback in {where}). This is a fault in rloo: please report it.", err=True)
+
+
+def _write_traceback(error: Exception) -> str:
+    """Where the traceback is: in the run's log, which a note on the exception names, or in a new temporary file."""
+    from rloo_cli.launch.record import LOG_NOTE
+
+    for note in getattr(error, "__notes__", []):
+        if note.startswith(LOG_NOTE):
+            return str(note.removeprefix(LOG_NOTE))
+    with tempfile.NamedTemporaryFile("w", prefix="rloo-traceback-", suffix=".log", delete=False, encoding="utf-8") as file:
+        traceback.print_exception(error, file=file)
+    return file.name

@@ -1,0 +1,47 @@
+"""`rloo plan`: everything about a run but the training."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Annotated
+
+import typer
+
+from rloo_cli.cli.arguments import CodeDirOption, RecipeArgument, SetOption, TrustOption
+
+
+def plan(
+    recipe: RecipeArgument,
+    overrides: SetOption = None,
+    code_dir: CodeDirOption = None,
+    no_model: Annotated[bool, typer.Option("--no-model", help="Check the recipe alone: no model, no data, no network.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, for machines.")] = False,
+    trust_remote_code: TrustOption = False,
+) -> None:
+    """Check a recipe as `rloo train` would, and tell what the run would do: batches, steps, memory, disk, the first prompt.
+
+    \b
+    rloo plan recipes/quickstart.yaml
+    rloo plan mine.yaml --set num_generations=16      would it still fit?
+    rloo plan mine.yaml --no-model                    the recipe alone, at once
+    rloo plan mine.yaml --json | jq .memory.bytes.peak
+    """
+    from rloo_cli.plan.prepare import check_recipe
+    from rloo_cli.plan.render import render_plan
+    from rloo_cli.plan.report import launch_command, recipe_document
+
+    checked = check_recipe(recipe, overrides=overrides or [], code_dir=code_dir)
+    document = recipe_document(checked)
+    document["command"] = launch_command(recipe, overrides or [], code_dir=code_dir, trust_remote_code=trust_remote_code)
+    if not no_model:
+        from rloo_cli.plan.prepare import errors_placed, prepare, reward_runner
+        from rloo_cli.plan.report import add_data
+
+        with contextlib.closing(reward_runner(checked, log_dir=None)) as rewards, errors_placed(checked.loaded):
+            prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code)
+            from rloo_cli.plan.resources import resources_document
+
+            add_data(document, prepared)
+            document |= resources_document(prepared, trust_remote_code=trust_remote_code)
+    typer.echo(json.dumps(document, indent=2, ensure_ascii=False) if as_json else render_plan(document))

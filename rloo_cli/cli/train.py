@@ -1,0 +1,66 @@
+"""`rloo train`: from a recipe to a trained model in a run folder."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated
+
+import typer
+
+from rloo_cli.cli.arguments import CodeDirOption, QuietOption, RecipeArgument, SetOption, TrustOption
+
+ResumeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        metavar="[=auto|STEP|PATH]",
+        show_default=False,
+        help="Go on with a run: from its latest valid checkpoint, or from that of a step or path. `auto`, for scripts: start, go on, or exit 0 "
+        "when finished.",
+    ),
+]
+
+
+def train(
+    recipe: RecipeArgument,
+    overrides: SetOption = None,
+    output_dir: Annotated[
+        str | None,
+        typer.Option("--output-dir", "-o", metavar="DIR", show_default=False, help="Run folder; default: runs/RECIPE-DATE-TIME."),
+    ] = None,
+    resume: ResumeOption = None,
+    code_dir: CodeDirOption = None,
+    trust_remote_code: TrustOption = False,
+    quiet: QuietOption = False,
+) -> None:
+    """Train a model from a recipe.
+
+    \b
+    rloo train recipes/quickstart.yaml
+    rloo train mine.yaml --set learning_rate=2e-6 --set generation.temperature=0.8
+    rloo train mine.yaml --output-dir runs/mine              and after a stop:
+    rloo train mine.yaml --output-dir runs/mine --resume
+    rloo train mine.yaml --output-dir runs/mine --resume=auto   in a script that may be started again
+
+    The run folder holds metrics.jsonl (a line a step), rollouts/ (every completion), checkpoints/, logs/ and final/, the model.
+    Ctrl-C saves a checkpoint and leaves with exit code 75; a second one leaves at once.
+    """
+    from rloo_cli.launch.target import choose_target
+    from rloo_cli.plan.prepare import check_recipe
+
+    checked = check_recipe(recipe, overrides=overrides or [], code_dir=code_dir)
+    loaded = checked.loaded
+    target = choose_target(
+        recipe_name=loaded.path.stem, output_dir=output_dir or loaded.recipe.run.output_dir, resume=resume, now=datetime.now().astimezone()
+    )
+    if target.finished:
+        typer.echo(f"{target.folder.path}: finished already, nothing to do")
+        return
+    if not quiet:
+        for notice in loaded.notices:
+            typer.echo(f"note: {notice}", err=True)
+
+    from rloo_cli.launch.local import train_here
+
+    train_here(checked, target, trust_remote_code=trust_remote_code, quiet=quiet)
+    typer.echo(f"done: {target.folder.path} (metrics.jsonl, rollouts/, final/)")

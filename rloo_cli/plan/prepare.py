@@ -1,0 +1,190 @@
+"""Everything that is known before training, found in the order of its price. `plan` and `train` both go through here.
+
+check_recipe      the recipe and its reward functions, read, not run; no torch
+prepare           reward workers, tokenizer, prompts, lengths and columns; torch is imported on the way, after the workers started
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rloo_cli.errors import RecipeError
+from rloo_cli.recipe.batch import total_steps
+from rloo_cli.recipe.load import LoadedRecipe, load_recipe
+from rloo_cli.recipe.schema import Recipe
+from rloo_cli.rewards.resolve import RewardSource, check_arguments, find_reward
+from rloo_cli.run.environment import usable_cores
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from rloo_cli.data.dataset import PromptSet
+    from rloo_cli.rewards.runner import RewardRunner
+
+FIELD_AT_START = re.compile(r"([a-z]+(?:\[\d+\])?\.[a-z_0-9]+): ")
+MOST_AUTO_WORKERS = 2
+"""Reward workers beyond this number are asked for by name: most rewards cost less than a process."""
+UNLIMITED = 1 << 30
+"""Prompt tokens where neither recipe nor model names a limit."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedRecipe:
+    """A valid recipe whose reward functions exist."""
+
+    loaded: LoadedRecipe
+    code_dir: Path
+    """Where reward functions are imported from, beside what is installed."""
+    sources: tuple[RewardSource, ...]
+    """One for each entry of `rewards`, in order."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """What training starts from."""
+
+    checked: CheckedRecipe
+    recipe: Recipe
+    """As loaded; on resume, the run's own."""
+    rewards: RewardRunner
+    """Its workers run; whoever holds this closes it."""
+    tokenizer: PreTrainedTokenizerBase
+    prompts: PromptSet
+    eval_prompts: PromptSet | None
+    context: int | None
+    """Positions that the model was built for; None where its configuration does not say."""
+    max_prompt_tokens: int
+    total_steps: int
+
+
+def check_recipe(
+    path: str | Path, *, overrides: Sequence[str] = (), code_dir: str | Path | None = None, num_processes: int = 1
+) -> CheckedRecipe:
+    """The recipe, valid by itself, with every reward function located. Imports no torch and runs no code of the recipe's.
+
+    Raises:
+        RecipeError: a line for each fault, with its place.
+    """
+    loaded = load_recipe(path, overrides=overrides, num_processes=num_processes)
+    folder = Path(code_dir) if code_dir is not None else loaded.path.parent
+    if not folder.is_dir():
+        raise RecipeError(f"--code-dir {folder}: no such folder")
+    sources, faults = [], []
+    for i, entry in enumerate(loaded.recipe.rewards):
+        try:
+            source = find_reward(entry.function, code_dir=folder)
+            check_arguments(source, columns=None, kwargs=entry.kwargs)
+            sources.append(source)
+        except RecipeError as error:
+            faults.append(_placed(loaded, i, error))
+    if faults:
+        raise RecipeError("\n".join(faults))
+    return CheckedRecipe(loaded=loaded, code_dir=folder, sources=tuple(sources))
+
+
+def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code: bool = False) -> Prepared:
+    """Tokenizer, prompts and steps, with the reward functions imported in their workers and their data looked at.
+
+    Args:
+        checked: the recipe.
+        rewards: not started yet, so that its workers are forked before torch is imported here.
+        trust_remote_code: from the command line.
+
+    Raises:
+        RecipeError: the tokenizer, the data set or a reward function cannot be loaded.
+        DataError: rows that cannot be used.
+    """
+    rewards.start()
+    from rloo_cli.data.chat import load_tokenizer
+    from rloo_cli.data.dataset import load_prompts
+    from rloo_cli.plan.context import context_length
+    from rloo_cli.run.logs import quiet_libraries
+
+    quiet_libraries()
+    recipe, batch = checked.loaded.recipe, checked.loaded.batch
+    tokenizer = load_tokenizer(recipe.model, trust_remote_code=trust_remote_code)
+    context = context_length(recipe.model, trust_remote_code=trust_remote_code)
+    limit = max_prompt_tokens(recipe, context)
+
+    def load(split: str, max_samples: int | None) -> PromptSet:
+        return load_prompts(recipe.data, split=split, tokenizer=tokenizer, max_prompt_tokens=limit, max_samples=max_samples)
+
+    prompts = load(recipe.data.dataset_train_split, recipe.data.max_train_samples)
+    _check_columns(checked, prompts)
+    rewards.check_rows({name: prompts.column(name) for name in prompts.columns})
+    eval_prompts = None
+    if recipe.data.dataset_test_split is not None:
+        eval_prompts = load(recipe.data.dataset_test_split, recipe.evaluation.max_eval_samples)
+    return Prepared(
+        checked=checked,
+        recipe=recipe,
+        rewards=rewards,
+        tokenizer=tokenizer,
+        prompts=prompts,
+        eval_prompts=eval_prompts,
+        context=context,
+        max_prompt_tokens=limit,
+        total_steps=total_steps(recipe, batch, len(prompts)),
+    )
+
+
+def max_prompt_tokens(recipe: Recipe, context: int | None) -> int:
+    """The longest prompt that the recipe and the model's context leave room for.
+
+    Raises:
+        RecipeError: completions alone fill the context.
+    """
+    asked, completion = recipe.data.max_prompt_length, recipe.generation.max_completion_length
+    if context is None:
+        return asked or UNLIMITED
+    room = context - (completion or 1)
+    if room < 1:
+        raise RecipeError(
+            f"generation.max_completion_length: {completion} leaves no room for a prompt: the context of "
+            f"{recipe.model.model_name_or_path} has {context} tokens."
+        )
+    return min(asked, room) if asked is not None else room
+
+
+def _check_columns(checked: CheckedRecipe, prompts: PromptSet) -> None:
+    faults = []
+    for i, (entry, source) in enumerate(zip(checked.loaded.recipe.rewards, checked.sources, strict=True)):
+        try:
+            check_arguments(source, columns=prompts.columns, kwargs=entry.kwargs)
+        except RecipeError as error:
+            faults.append(_placed(checked.loaded, i, error))
+    if faults:
+        raise RecipeError("\n".join(faults))
+
+
+def _placed(loaded: LoadedRecipe, index: int, error: RecipeError) -> str:
+    field = f"rewards[{index}].function"
+    return f"{loaded.locate(field)}: {field}: {error.message}"
+
+
+def reward_runner(checked: CheckedRecipe, *, log_dir: Path | None) -> RewardRunner:
+    """The runner of the recipe's reward functions, not started."""
+    from rloo_cli.rewards.runner import RewardRunner
+
+    recipe = checked.loaded.recipe
+    workers = recipe.run.reward_workers
+    count = min(MOST_AUTO_WORKERS, max(1, usable_cores() - 1)) if workers == "auto" else workers
+    return RewardRunner(recipe.rewards, code_dir=checked.code_dir, num_workers=count, log_dir=log_dir)
+
+
+@contextmanager
+def errors_placed(loaded: LoadedRecipe) -> Iterator[None]:
+    """Gives recipe errors that start with a field (`model.dtype: …`) that field's place in the file, for the block."""
+    try:
+        yield
+    except RecipeError as error:
+        lines = error.message.split("\n")
+        match = FIELD_AT_START.match(lines[0])
+        if match is None:
+            raise
+        raise RecipeError("\n".join([f"{loaded.locate(match[1])}: {lines[0]}", *lines[1:]])) from error

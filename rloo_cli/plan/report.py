@@ -1,0 +1,161 @@
+"""The plan of a run as one document: what `rloo plan --json` prints and `render.py` puts into words."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from rloo_cli.plan.prepare import UNLIMITED
+from rloo_cli.recipe.schema import Recipe
+from rloo_cli.rewards.resolve import RewardSource
+
+if TYPE_CHECKING:
+    from rloo_cli.plan.prepare import CheckedRecipe, Prepared
+    from rloo_cli.recipe.batch import BatchPlan
+
+
+def recipe_document(checked: CheckedRecipe) -> dict[str, Any]:
+    """What the recipe alone tells."""
+    recipe, batch = checked.loaded.recipe, checked.loaded.batch
+    return {
+        "recipe": str(checked.loaded.path),
+        "notices": list(checked.loaded.notices),
+        "resolved": recipe.model_dump(mode="json"),
+        "differences": differences(recipe),
+        "batch": batch_document(batch),
+        "rewards": [_reward_document(entry, source) for entry, source in zip(recipe.rewards, checked.sources, strict=True)],
+        "notes": notes(recipe, batch),
+    }
+
+
+def differences(recipe: Recipe) -> list[dict[str, Any]]:
+    """Every field whose value is not its default, rewards apart: `{field, value, default}`; required fields have no default."""
+    found = []
+    for section_name in Recipe.model_fields:
+        if section_name == "rewards":
+            continue
+        section = getattr(recipe, section_name)
+        for name, field in type(section).model_fields.items():
+            default = None if field.is_required() else field.get_default(call_default_factory=True)
+            value = getattr(section, name)
+            if field.is_required() or value != default:
+                found.append({"field": f"{section_name}.{name}", "value": value, "default": default})
+    return found
+
+
+def batch_document(batch: BatchPlan) -> dict[str, Any]:
+    """The numbers of an optimizer step and of a generation batch."""
+    return {
+        "num_generations": batch.num_generations,
+        "prompts_per_step": batch.prompts_per_step,
+        "completions_per_step": batch.completions_per_step,
+        "prompts_per_generation": batch.prompts_per_generation,
+        "steps_per_generation_batch": batch.steps_per_generation_batch,
+        "num_iterations": batch.num_iterations,
+        "off_policy": batch.off_policy,
+        "max_micro_batch_rows": batch.max_micro_batch_rows,
+    }
+
+
+def _reward_document(entry: Any, source: RewardSource) -> dict[str, Any]:
+    return {
+        "name": entry.name or source.name,
+        "function": source.function,
+        "file": source.file,
+        "weight": entry.weight,
+        "parameters": list(source.parameters),
+        "takes_any_keyword": source.takes_any_keyword,
+        "is_async": source.is_async,
+        "timeout": entry.timeout,
+        "on_error": entry.on_error,
+        "run_in": entry.run_in,
+    }
+
+
+def notes(recipe: Recipe, batch: BatchPlan) -> list[str]:
+    """What is true of this recipe and easily overlooked, a sentence each."""
+    generation, algorithm, training = recipe.generation, recipe.algorithm, recipe.training
+    found = []
+    reshaping = [
+        f"{name} {value}"
+        for name, value, off in (
+            ("top_p", generation.top_p, 1.0),
+            ("top_k", generation.top_k, 0),
+            ("min_p", generation.min_p, 0.0),
+            ("repetition_penalty", generation.repetition_penalty, 1.0),
+        )
+        if value != off
+    ]
+    if reshaping:
+        found.append(
+            f"With {', '.join(reshaping)} the sampler is not the policy whose gradient is taken; sampling/logp_diff_mean shows the distance, "
+            "algorithm.importance_sampling_correction corrects for it."
+        )
+    if batch.off_policy:
+        found.append(
+            f"Each generation batch serves {batch.steps_per_generation_batch * batch.num_iterations} optimizer steps: from the second on the "
+            f"samples are off-policy and the clipped ratio (epsilon {algorithm.epsilon}) is used."
+        )
+    elif "epsilon" in algorithm.model_fields_set or "epsilon_high" in algorithm.model_fields_set:
+        found.append("algorithm.epsilon is not read: each generation batch serves one optimizer step, where the ratio is 1.")
+    if algorithm.beta > 0 and batch.max_micro_batch_rows is not None and batch.max_micro_batch_rows < batch.num_generations:
+        found.append(
+            f"per_device_train_batch_size {batch.max_micro_batch_rows} cuts groups of {batch.num_generations}: with beta above 0 that costs one more "
+            "scoring pass a step. Leave it out, or raise it to num_generations."
+        )
+    if algorithm.beta > 0 and algorithm.normalize_advantages:
+        found.append(
+            "normalize_advantages with beta above 0 needs every row's KL before the first backward pass: one more scoring pass a step."
+        )
+    if recipe.model.dtype == "bfloat16" and training.learning_rate < 1e-5:
+        found.append("Weights held in bfloat16 without a master copy lose updates below a learning rate of about 1e-5; use dtype float32.")
+    return found
+
+
+def add_data(document: dict[str, Any], prepared: Prepared) -> None:
+    """Add what prompts and tokenizer tell: steps, lengths, columns, the first prompt."""
+    batch, prompts = prepared.checked.loaded.batch, prepared.prompts
+    lengths = sorted(int(length) for length in prompts.lengths)
+    completion = longest_completion(prepared)
+    document["steps"] = {
+        "total": prepared.total_steps,
+        "prompts": len(prompts),
+        "dropped": prompts.dropped,
+        "epochs": prepared.total_steps * batch.prompts_per_step / (len(prompts) * batch.num_iterations),
+        "evaluation_prompts": len(prepared.eval_prompts) if prepared.eval_prompts is not None else None,
+    }
+    document["lengths"] = {
+        "prompt_min": lengths[0],
+        "prompt_median": lengths[len(lengths) // 2],
+        "prompt_max": lengths[-1],
+        "prompt_limit": None if prepared.max_prompt_tokens >= UNLIMITED else prepared.max_prompt_tokens,
+        "completion_max": completion,
+        "context": prepared.context,
+    }
+    document["tokens_per_step"] = {
+        "prompt": round(batch.prompts_per_step * sum(lengths) / len(lengths)),
+        "completion_max": None if completion is None else batch.completions_per_step * completion,
+    }
+    document["columns"] = list(prompts.columns)
+    document["first_prompt"] = prompts[0].text
+
+
+def longest_completion(prepared: Prepared) -> int | None:
+    """Tokens of the longest completion that the recipe allows; None where nothing bounds it."""
+    asked = prepared.checked.loaded.recipe.generation.max_completion_length
+    if asked is not None or prepared.context is None:
+        return asked
+    return prepared.context - int(prepared.prompts.lengths.min())
+
+
+def launch_command(path: str, overrides: Sequence[str], *, code_dir: str | None, trust_remote_code: bool) -> str:
+    """The command that trains what was planned."""
+    words = ["rloo", "train", path]
+    for override in overrides:
+        words += ["--set", override]
+    if code_dir is not None:
+        words += ["--code-dir", code_dir]
+    if trust_remote_code:
+        words.append("--trust-remote-code")
+    return shlex.join(words)
