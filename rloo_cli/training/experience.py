@@ -8,14 +8,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from rloo_cli.algorithm.advantages import combine_rewards
-from rloo_cli.rewards.runner import RewardRunner
 from rloo_cli.rollout.engine import Engine, GenerationRequest, RandomKey, SamplingParams
 from rloo_cli.types import Completion, FinishReason, Group, GroupRewards, Prompt, TrainerState
+
+if TYPE_CHECKING:
+    from rloo_cli.rewards.runner import RewardRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -254,16 +254,19 @@ class Updater:
         for parameter in parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        limit = self.settings.max_grad_norm or float("inf")
-        norm = float(self.accelerator.clip_grad_norm_(parameters, limit))
-        if norm != norm or norm == float("inf"):
+        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        if not torch.isfinite(norm):
             bad = next(
-                (n for n, p in self.policy.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()), "the norm itself"
+                (n for n, p in self.policy.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()), "their sum"
             )
             self.optimizer.zero_grad()
-            raise NonFiniteError(f"step {step}: the gradient norm is {norm} (first in {bad}); nothing was updated.")
+            raise NonFiniteError(
+                f"step {step}: the gradient norm is {norm.item()} (first in {bad.removeprefix('model.')}); nothing was updated."
+            )
+        if self.settings.max_grad_norm:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.settings.max_grad_norm, norm)
         learning_rate = self.optimizer.step()
-        return {"grad_norm": norm, "learning_rate": learning_rate}
+        return {"grad_norm": norm.item(), "learning_rate": learning_rate}
 
 
 def _select_rows(experience: Experience, groups: Iterable[int], wanted_PG: torch.Tensor) -> list[GroupRows]:

@@ -2,6 +2,7 @@
 
 import random
 
+import precise
 import pytest
 import tiny
 import torch
@@ -25,20 +26,6 @@ def some_groups(seed=0, groups=3, generations=4, vocab=250):
         )
         for p in range(groups)
     ]
-
-
-def exact(model):
-    """The model with its norms in float64: transformers computes RMSNorm in float32 whatever the model's dtype."""
-
-    def forward(self, hidden):
-        scale = 1 + self.weight if "Gemma" in type(self).__name__ else self.weight
-        epsilon = getattr(self, "variance_epsilon", None) or self.eps
-        return scale * hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + epsilon)
-
-    for module in model.modules():
-        if type(module).__name__.endswith("RMSNorm"):
-            module.forward = forward.__get__(module)
-    return model
 
 
 def naive_logprobs(model, groups):
@@ -71,7 +58,7 @@ def gradients(model, logp_N):
 @pytest.mark.parametrize("chunk", [None, 5])
 @pytest.mark.parametrize("name", ["qwen2", "llama", "gpt2", "gemma"])
 def test_scores_and_gradients_equal_the_naive_forward(name, layout, chunk):
-    model, groups = exact(tiny.MODELS[name](dtype=torch.float64)), some_groups()
+    model, groups = precise.in_float64(tiny.MODELS[name](dtype=torch.float64)), some_groups()
     expected, expected_entropy = naive_logprobs(model, groups)
     expected_gradient = gradients(model, expected)
     logp, entropy = score(model, groups, layout, chunk)
@@ -91,7 +78,7 @@ def test_float32_scores_agree_to_the_stated_tolerance(name):
 
 
 def test_soft_capped_logits_and_their_gradient():
-    model, groups = exact(tiny.gemma(dtype=torch.float64, final_logit_softcapping=2.0)), some_groups(seed=2)
+    model, groups = precise.in_float64(tiny.gemma(dtype=torch.float64, final_logit_softcapping=2.0)), some_groups(seed=2)
     expected, _ = naive_logprobs(model, groups)
     expected_gradient = gradients(model, expected)
     logp, _ = score(model, groups, "packed")
