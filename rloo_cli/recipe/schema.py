@@ -165,6 +165,10 @@ class TrainingSection(Section):
     steps_per_generation: PositiveInt | None = Field(
         None, description="Micro-steps that one generation batch serves; null = gradient_accumulation_steps, one optimizer step."
     )
+    generation_batch_size: PositiveInt | None = Field(
+        None,
+        description="Completions of a generation batch, over all processes: the other way to say steps_per_generation; a multiple of the completions of an optimizer step.",
+    )
     max_tokens_per_micro_batch: AutoInt = Field(
         "auto", description="Tokens of prompt and completions in one forward and backward pass; whole groups as far as they fit."
     )

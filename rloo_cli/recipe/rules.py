@@ -1,0 +1,274 @@
+"""Rules between fields. Each reads a complete recipe; `load.py` skips those that read a field which is already wrong.
+
+A finding is an error, or a notice: something that works, and that its author may not expect.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from rloo_cli.recipe.batch import batch_faults, plan_batches
+from rloo_cli.recipe.schema import Recipe, RewardEntry
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What a rule found, and the field whose place is shown."""
+
+    field: str
+    message: str
+    is_notice: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What rules may read."""
+
+    recipe: Recipe
+    num_processes: int
+    given: frozenset[str]
+    """Dotted fields that the recipe's author wrote, `rewards[0].timeout` among them."""
+
+    def first_given(self, fields: tuple[str, ...]) -> str:
+        """The first of the fields that was written, else the first."""
+        return next((name for name in fields if name in self.given), fields[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A check and the fields that it reads."""
+
+    reads: frozenset[str]
+    check: Callable[[Context], Iterator[Finding]]
+
+
+RULES: list[Rule] = []
+
+
+def _rule(*reads: str) -> Callable[[Callable[[Context], Iterator[Finding]]], Callable[[Context], Iterator[Finding]]]:
+    def register(check: Callable[[Context], Iterator[Finding]]) -> Callable[[Context], Iterator[Finding]]:
+        RULES.append(Rule(frozenset(reads), check))
+        return check
+
+    return register
+
+
+_BATCH_FIELDS = (
+    "generation.num_generations",
+    "training.prompts_per_step",
+    "training.per_device_train_batch_size",
+    "training.gradient_accumulation_steps",
+    "training.steps_per_generation",
+    "training.generation_batch_size",
+)
+
+
+@_rule(*_BATCH_FIELDS)
+def _batch(context: Context) -> Iterator[Finding]:
+    for fault in batch_faults(context.recipe, context.num_processes):
+        yield Finding(context.first_given(fault.fields), fault.message)
+
+
+@_rule(*_BATCH_FIELDS, "algorithm.beta")
+def _cut_groups(context: Context) -> Iterator[Finding]:
+    rows, group = context.recipe.training.per_device_train_batch_size, context.recipe.generation.num_generations
+    if rows is not None and rows < group and context.recipe.algorithm.beta > 0 and not batch_faults(context.recipe, context.num_processes):
+        yield Finding(
+            "training.per_device_train_batch_size",
+            f"{rows} rows a micro-batch cut each group of {group}; with beta above 0 that costs one more scoring pass a step.",
+            is_notice=True,
+        )
+
+
+@_rule(*_BATCH_FIELDS, "algorithm.num_iterations", "algorithm.epsilon", "algorithm.epsilon_high")
+def _clip_range(context: Context) -> Iterator[Finding]:
+    algorithm = context.recipe.algorithm
+    if not batch_faults(context.recipe, context.num_processes) and not plan_batches(context.recipe, context.num_processes).off_policy:
+        for name in ("algorithm.epsilon", "algorithm.epsilon_high"):
+            if name in context.given and getattr(algorithm, name.partition(".")[2]) is not None:
+                yield Finding(name, "not read: every generation batch serves one optimizer step, so nothing is clipped.", is_notice=True)
+    if algorithm.epsilon_high is not None and algorithm.epsilon_high < algorithm.epsilon:
+        low, high = 1 - algorithm.epsilon, 1 + algorithm.epsilon_high
+        yield Finding("algorithm.epsilon_high", f"the ratio is clipped to [{low:g}, {high:g}]: less room above than below.", is_notice=True)
+
+
+@_rule("algorithm.reward_clip_range")
+def _reward_clip_range(context: Context) -> Iterator[Finding]:
+    bounds = context.recipe.algorithm.reward_clip_range
+    if bounds is None or bounds[0] < bounds[1]:
+        return
+    low, high = bounds
+    if low > high:
+        yield Finding("algorithm.reward_clip_range", f"inverted: write [{high:g}, {low:g}].")
+    else:
+        yield Finding("algorithm.reward_clip_range", f"low and high are both {low:g}: every reward would be the same.")
+
+
+@_rule("algorithm.importance_sampling_correction", "algorithm.importance_sampling_cap")
+def _sampling_cap(context: Context) -> Iterator[Finding]:
+    if "algorithm.importance_sampling_cap" in context.given and context.recipe.algorithm.importance_sampling_correction == "none":
+        yield Finding("algorithm.importance_sampling_cap", "not read: importance_sampling_correction is none.", is_notice=True)
+
+
+@_rule("evaluation.eval_strategy", "evaluation.eval_on_start", "data.dataset_test_split")
+def _evaluation_split(context: Context) -> Iterator[Finding]:
+    evaluation = context.recipe.evaluation
+    if context.recipe.data.dataset_test_split is not None or not (evaluation.eval_on_start or evaluation.eval_strategy != "no"):
+        return
+    by_strategy = evaluation.eval_strategy != "no"
+    asks = f"eval_strategy: {evaluation.eval_strategy}" if by_strategy else "eval_on_start: true"
+    yield Finding(
+        "evaluation.eval_strategy" if by_strategy else "evaluation.eval_on_start",
+        f"`{asks}` needs a split to evaluate on: write `dataset_test_split: test` (or its name) below `data:`.",
+    )
+
+
+@_rule("evaluation.num_generations_eval", "evaluation.eval_temperature")
+def _sampled_evaluation(context: Context) -> Iterator[Finding]:
+    evaluation = context.recipe.evaluation
+    if evaluation.num_generations_eval > 1 and evaluation.eval_temperature == 0:
+        yield Finding(
+            "evaluation.num_generations_eval",
+            f"{evaluation.num_generations_eval} greedy completions of a prompt are the same one: write `eval_temperature: 1.0` as well.",
+        )
+
+
+@_rule("evaluation.eval_strategy", "evaluation.eval_steps")
+def _eval_steps(context: Context) -> Iterator[Finding]:
+    evaluation = context.recipe.evaluation
+    if evaluation.eval_steps is not None and evaluation.eval_strategy != "steps":
+        yield Finding("evaluation.eval_steps", f"not read: eval_strategy is {evaluation.eval_strategy}.", is_notice=True)
+
+
+@_rule("run.save_strategy", "run.save_steps", "run.save_total_limit", "training.max_steps")
+def _saving(context: Context) -> Iterator[Finding]:
+    run, max_steps = context.recipe.run, context.recipe.training.max_steps
+    if run.save_strategy != "steps" and "run.save_steps" in context.given:
+        yield Finding("run.save_steps", f"not read: save_strategy is {run.save_strategy}.", is_notice=True)
+    if run.save_strategy == "no" and run.save_total_limit is not None:
+        yield Finding("run.save_total_limit", "not read: save_strategy is no.", is_notice=True)
+    if run.save_strategy == "steps" and "run.save_steps" in context.given and 0 < max_steps < run.save_steps:
+        yield Finding("run.save_steps", f"{run.save_steps} is beyond max_steps {max_steps}: no checkpoint before the end.", is_notice=True)
+
+
+@_rule("training.max_steps", "training.num_train_epochs", "training.warmup_steps")
+def _steps(context: Context) -> Iterator[Finding]:
+    training = context.recipe.training
+    if training.max_steps == 0:
+        yield Finding("training.max_steps", "0 steps train nothing; -1 = as many as num_train_epochs needs.")
+    if training.max_steps > 0 and "training.num_train_epochs" in context.given:
+        yield Finding("training.num_train_epochs", f"not read: max_steps {training.max_steps} decides.", is_notice=True)
+    if training.warmup_steps >= 1 and not float(training.warmup_steps).is_integer():
+        yield Finding("training.warmup_steps", f"{training.warmup_steps:g}: a whole number of steps, or a share of all steps below 1.")
+    if 0 < training.max_steps < training.warmup_steps:
+        yield Finding(
+            "training.warmup_steps",
+            f"{training.warmup_steps:g} is beyond max_steps {training.max_steps}: learning_rate is never reached.",
+            is_notice=True,
+        )
+
+
+_SCHEDULE_ARGUMENTS: dict[str, frozenset[str]] = {
+    "cosine": frozenset({"num_cycles"}),
+    "cosine_with_restarts": frozenset({"num_cycles"}),
+    "polynomial": frozenset({"lr_end", "power"}),
+    "inverse_sqrt": frozenset({"timescale"}),
+    "cosine_with_min_lr": frozenset({"num_cycles", "min_lr", "min_lr_rate"}),
+    "warmup_stable_decay": frozenset({"num_decay_steps", "num_stable_steps", "warmup_type", "decay_type", "min_lr_ratio", "num_cycles"}),
+}
+_SCHEDULE_NEEDS = {"cosine_with_min_lr": ("min_lr", "min_lr_rate"), "warmup_stable_decay": ("num_decay_steps",)}
+
+
+@_rule("training.lr_scheduler_type", "training.lr_scheduler_kwargs", "training.warmup_steps")
+def _schedule(context: Context) -> Iterator[Finding]:
+    training = context.recipe.training
+    kind, arguments = training.lr_scheduler_type, training.lr_scheduler_kwargs
+    takes = _SCHEDULE_ARGUMENTS.get(kind, frozenset())
+    for name in arguments:
+        if name not in takes:
+            offers = f"it takes {', '.join(sorted(takes))}" if takes else "it takes none"
+            yield Finding(f"training.lr_scheduler_kwargs.{name}", f"no argument of the schedule `{kind}`; {offers}.")
+    needs = _SCHEDULE_NEEDS.get(kind, ())
+    if needs and not any(name in arguments for name in needs):
+        yield Finding(
+            "training.lr_scheduler_type", f"`{kind}` needs lr_scheduler_kwargs: {{{needs[-1]}: …}}{' (or min_lr)' * (len(needs) > 1)}."
+        )
+    if kind == "constant" and training.warmup_steps > 0:
+        yield Finding("training.warmup_steps", "not read: `constant` has no warm-up; `constant_with_warmup` has one.", is_notice=True)
+
+
+BFLOAT16_SAFE_RATE = 1e-5
+"""Below it most updates are smaller than half of a bfloat16 weight's last bit and are lost."""
+
+
+@_rule("model.dtype", "training.learning_rate")
+def _small_updates(context: Context) -> Iterator[Finding]:
+    rate = context.recipe.training.learning_rate
+    if context.recipe.model.dtype == "bfloat16" and 0 < rate < BFLOAT16_SAFE_RATE:
+        yield Finding(
+            "model.dtype",
+            f"bfloat16 weights have no master copy: at learning_rate {rate:g} most updates round to nothing. float32 keeps them.",
+            is_notice=True,
+        )
+
+
+@_rule("data.max_prompt_length", "data.overlong_prompts")
+def _prompts_are_never_cut(context: Context) -> Iterator[Finding]:
+    if "max_prompt_length" in context.given and "data.overlong_prompts" not in context.given:
+        yield Finding(
+            "data.max_prompt_length",
+            "older trainers cut longer prompts; here they are an error, or with `overlong_prompts: drop` left out and counted.",
+            is_notice=True,
+        )
+
+
+@_rule("generation.stop")
+def _stop_strings(context: Context) -> Iterator[Finding]:
+    for i, text in enumerate(context.recipe.generation.stop):
+        if not text:
+            yield Finding(f"generation.stop[{i}]", "an empty stop string would end every completion at once.")
+
+
+# --- rewards ---------------------------------------------------------------------------------------------------------------------
+
+_DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
+_VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_REWARD_NAME = re.compile(r"[^\s/\\]+")
+
+
+def reward_name(entry: RewardEntry) -> str:
+    """The reward's name in metrics: `name`, or the function's own."""
+    return entry.name if entry.name is not None else entry.function.rpartition(".")[2]
+
+
+@_rule("rewards")
+def _reward_entries(context: Context) -> Iterator[Finding]:
+    for i, entry in enumerate(context.recipe.rewards):
+        if not _DOTTED.fullmatch(entry.function):
+            yield Finding(f"rewards[{i}].function", f"'{entry.function[:60]}' is no dotted import path such as my_rewards.exact.")
+        if entry.name is not None and not _REWARD_NAME.fullmatch(entry.name):
+            yield Finding(f"rewards[{i}].name", "a name in metrics: one word, no spaces and no slashes.")
+        for variable in entry.env:
+            if not _VARIABLE.fullmatch(variable):
+                yield Finding(f"rewards[{i}].env", f"'{variable[:60]}' is no name of an environment variable.")
+        if entry.run_in == "trainer" and f"rewards[{i}].timeout" in context.given:
+            yield Finding(f"rewards[{i}].timeout", "not read: in the trainer there is no deadline.", is_notice=True)
+
+
+@_rule("rewards")
+def _reward_names(context: Context) -> Iterator[Finding]:
+    seen: dict[str, int] = {}
+    for i, entry in enumerate(context.recipe.rewards):
+        name = reward_name(entry)
+        if name in seen:
+            yield Finding(f"rewards[{i}]", f"its name `{name[:60]}` is that of rewards[{seen[name]}]; give one of them a `name:`.")
+        seen.setdefault(name, i)
+
+
+@_rule("rewards")
+def _reward_weights(context: Context) -> Iterator[Finding]:
+    rewards = context.recipe.rewards
+    if all(entry.weight == 0 for entry in rewards):
+        yield Finding("rewards[0].weight", "every weight is 0: there is nothing to learn from.")

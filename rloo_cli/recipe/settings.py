@@ -1,0 +1,227 @@
+"""Written keys, flat or in sections, old names or new, brought into one form: leaf → what was written, and where.
+
+Nothing is typed here; `load.py` fits the values. A later layer (a recipe over the one that it extends, `--set` over both) wins leaf
+by leaf; lists and mappings replace.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rloo_cli.recipe.fields import LEAVES, SECTIONS, closest, shown
+from rloo_cli.recipe.trl_keys import OTHER_KEYS, RENAMED, TRL_KEYS, known_key
+from rloo_cli.recipe.yaml_source import Broken, Fields, Items, Node, Pair, Place, Problems, Scalar, is_null, number_in, printable
+
+REWARD_KEYS = ("rewards", "reward_funcs", "reward_weights")
+TOP_KEYS = (*SECTIONS, *REWARD_KEYS, "extends")
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One written value."""
+
+    key_place: Place
+    node: Node
+    folder: Path
+    """The folder of the file that it stands in; relative paths begin there."""
+    is_flat: bool = False
+    """Whether it stood at the top level."""
+
+
+@dataclass(slots=True)
+class Settings:
+    """What a file, or several files one over the other, say."""
+
+    leaves: dict[str, Entry] = field(default_factory=dict)
+    """By leaf name; names are unique over the sections."""
+    rewards: dict[str, Entry] = field(default_factory=dict)
+    """By REWARD_KEYS."""
+    others: dict[str, Entry] = field(default_factory=dict)
+    """Keys of TRL that are no fields here."""
+    sections: dict[str, Place] = field(default_factory=dict)
+    """Where a section was opened."""
+    suspects: set[str] = field(default_factory=set)
+    """Leaves that a misspelt key probably means: that they are missing is not said a second time."""
+    notices: list[str] = field(default_factory=list)
+
+    def put_over(self, later: Settings) -> None:
+        """Let the later settings win."""
+        self.leaves |= later.leaves
+        self.others |= later.others
+        self.sections |= later.sections
+        self.suspects |= later.suspects
+        self.notices += later.notices
+        if "rewards" in later.rewards or "reward_funcs" in later.rewards:
+            self.rewards = dict(later.rewards)
+        else:
+            self.rewards |= later.rewards
+
+
+def read_settings(root: Fields, folder: Path, problems: Problems) -> Settings:
+    """One file's keys in canonical form; unknown and doubled keys are noted as problems. `extends` is left to the caller."""
+    return _Reader(folder, problems).read(root)
+
+
+@dataclass(slots=True)
+class _Reader:
+    folder: Path
+    problems: Problems
+    settings: Settings = field(default_factory=Settings)
+
+    def read(self, root: Fields) -> Settings:
+        for key, pair in root.pairs.items():
+            if key in SECTIONS:
+                self._section(key, pair)
+            elif key in REWARD_KEYS:
+                self.settings.rewards[key] = Entry(pair.key_place, pair.node, self.folder, True)
+            elif key != "extends":
+                self._field(key, pair, None)
+        self._check_reward_keys()
+        return self.settings
+
+    def _section(self, section: str, pair: Pair) -> None:
+        self.settings.sections.setdefault(section, pair.key_place)
+        if isinstance(pair.node, Fields):
+            for key, inner in pair.node.pairs.items():
+                self._field(key, inner, section)
+        elif not isinstance(pair.node, Broken) and not is_null(pair.node):
+            self.problems.add(pair.node.place, section, f"expected this section's fields, indented below it, got {shown(pair.node)}.")
+
+    def _field(self, key: str, pair: Pair, section: str | None) -> None:
+        name = RENAMED.get(key, key)
+        if name in LEAVES:
+            self._leaf(key, name, pair, section)
+        elif known_key(name):
+            self._put(self.settings.others, key, name, pair, section)
+        else:
+            self._unknown(key, pair, section)
+
+    def _leaf(self, key: str, name: str, pair: Pair, section: str | None) -> None:
+        leaf = LEAVES[name]
+        if section not in (None, leaf.section) and key == name:
+            self.problems.add(pair.key_place, f"{section}.{key}", f"stands in the wrong section; it is a field of `{leaf.section}`.")
+        if key == "warmup_ratio" and not _is_share(pair.node):
+            self.problems.add(pair.node.place, leaf.path, "warmup_ratio is a share of all steps, from 0 to below 1.")
+            pair = Pair(pair.key_place, Broken(pair.node.place))
+        self._put(self.settings.leaves, key, name, pair, section)
+
+    def _put(self, table: dict[str, Entry], key: str, name: str, pair: Pair, section: str | None) -> None:
+        if key != name:
+            full = LEAVES[name].path if name in LEAVES else name
+            self.settings.notices.append(f"{pair.key_place}: {key}: an older name of `{full}`; read as that.")
+        if name in table:
+            first = table[name].key_place
+            where = f"line {first.line}" if first.line else str(first)
+            full = LEAVES[name].path if name in LEAVES else name
+            self.problems.add(pair.key_place, full, f"given twice: here and on {where}. Keep one.")
+            return
+        table[name] = Entry(pair.key_place, pair.node, self.folder, section is None)
+
+    def _unknown(self, key: str, pair: Pair, section: str | None) -> None:
+        if section is None and isinstance(pair.node, Fields) and (guess := closest(key, SECTIONS)):
+            self.problems.add(pair.key_place, printable(key), f"unknown section. Did you mean `{guess}`?")
+            self._section(guess, pair)
+            return
+        name = f"{section}.{printable(key)}" if section else printable(key)
+        if len(self.problems.found) < 1000:
+            guess = _guess_field(key, section)
+            self.settings.suspects |= {guess} if guess and guess in LEAVES else set()
+            self.problems.add(pair.key_place, name, _unknown_words(guess, section))
+        else:
+            self.problems.add(pair.key_place, name, "unknown field.")
+
+    def _check_reward_keys(self) -> None:
+        rewards = self.settings.rewards
+        for key in ("reward_funcs", "reward_weights"):
+            if "rewards" in rewards and key in rewards:
+                remedy = "list the functions in one of them" if key == "reward_funcs" else "write `weight:` in each entry of `rewards`"
+                self.problems.add(rewards.pop(key).key_place, key, f"`rewards` is given as well; {remedy}.")
+
+
+def _is_share(node: Node) -> bool:
+    number = number_in(node.text) if isinstance(node, Scalar) else None
+    return not isinstance(number, int | float) or 0 <= number < 1  # what is no number is said when the field is fitted
+
+
+def _guess_field(key: str, section: str | None) -> str | None:
+    if section is None:
+        return closest(key, [*LEAVES, *TOP_KEYS, *TRL_KEYS, *OTHER_KEYS, *RENAMED])
+    own = closest(key, SECTIONS[section].model_fields)
+    return own or closest(key, [*LEAVES, *TRL_KEYS, *OTHER_KEYS, *RENAMED])
+
+
+def _unknown_words(guess: str | None, section: str | None) -> str:
+    if guess is None:
+        return "unknown field."
+    elsewhere = f" (section `{LEAVES[guess].section}`)" if section and guess in LEAVES and LEAVES[guess].section != section else ""
+    return f"unknown field. Did you mean `{guess}`{elsewhere}?"
+
+
+# --- rewards in TRL's words ------------------------------------------------------------------------------------------------------
+
+
+def gather_rewards(settings: Settings, problems: Problems) -> None:
+    """Turn `reward_funcs` and `reward_weights` into `rewards`, in place."""
+    funcs, weights = settings.rewards.pop("reward_funcs", None), settings.rewards.pop("reward_weights", None)
+    if funcs is not None:
+        settings.rewards["rewards"] = Entry(funcs.key_place, _entries_of(funcs.node, problems), funcs.folder, True)
+    if weights is not None and not is_null(weights.node):
+        _put_weights(settings, weights, problems)
+
+
+def _entries_of(node: Node, problems: Problems) -> Node:
+    items = (node,) if isinstance(node, Scalar) and not is_null(node) else node.items if isinstance(node, Items) else None
+    if items is None:
+        if not isinstance(node, Broken):
+            problems.add(node.place, "reward_funcs", f"expected a list of reward functions, got {shown(node)}.")
+        return Broken(node.place)
+    return Items(node.place, tuple(_entry_of(item, problems) for item in items))
+
+
+def _entry_of(item: Node, problems: Problems) -> Node:
+    if not isinstance(item, Scalar):
+        if not isinstance(item, Broken):
+            problems.add(
+                item.place, "reward_funcs", f"expected the name of a function, got {shown(item)}; entries with more belong to `rewards`."
+            )
+        return Broken(item.place)
+    return Fields(item.place, {"function": Pair(item.place, item)})
+
+
+def _put_weights(settings: Settings, weights: Entry, problems: Problems) -> None:
+    rewards = settings.rewards.get("rewards")
+    if rewards is None:
+        problems.add(weights.key_place, "reward_weights", "there are no `reward_funcs` for these weights.")
+    elif not isinstance(weights.node, Items):
+        if not isinstance(weights.node, Broken):
+            problems.add(
+                weights.node.place, "reward_weights", f"expected a list of numbers, one a reward function, got {shown(weights.node)}."
+            )
+    elif isinstance(rewards.node, Items):
+        entries = rewards.node.items
+        if len(entries) != len(weights.node.items):
+            counts = f"{len(weights.node.items)} weight{'s' * (len(weights.node.items) != 1)} for {len(entries)} reward functions"
+            problems.add(weights.node.place, "reward_weights", f"{counts}.")
+            return
+        weighted = tuple(_weighted(entry, weight) for entry, weight in zip(entries, weights.node.items, strict=True))
+        settings.rewards["rewards"] = Entry(rewards.key_place, Items(rewards.node.place, weighted), rewards.folder, True)
+
+
+def _weighted(entry: Node, weight: Node) -> Node:
+    if not isinstance(entry, Fields):
+        return entry
+    return Fields(entry.place, entry.pairs | {"weight": Pair(weight.place, weight)})
+
+
+# --- keys of TRL that are no fields ----------------------------------------------------------------------------------------------
+
+
+def without_effect(keys: Iterable[str]) -> str:
+    """The one notice about keys that were accepted and change nothing."""
+    reasons = []
+    for name in keys:
+        key = known_key(name)
+        reasons.append(f"{name} ({key.because})" if key and key.because else name)
+    return f"accepted without effect: {', '.join(reasons)}."

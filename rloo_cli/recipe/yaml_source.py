@@ -1,0 +1,410 @@
+"""YAML text in, a tree with the line and column of every key and value out. Nothing is interpreted here.
+
+Scalars keep their text, because what a text means depends on the field: `no` is a word where a field takes words and a truth
+value where it takes those; `1e-6` is a number. The tree is built from libyaml's events, so that aliases are never followed.
+
+Refused, each with its place: aliases, anchors, tags, merge keys, duplicate keys, several documents, more than 20 levels.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import yaml
+
+MAX_BYTES = 1 << 20
+MAX_LEVELS = 20
+MAX_SHOWN = 50
+"""Problems that are written out; the others are counted."""
+
+_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where something was written. Example: `str(Place("recipes/my.yaml", 9, 5)) == "recipes/my.yaml:9:5"`."""
+
+    origin: str
+    """The file as it was named, or `--set beta=0.1`."""
+    line: int = 0
+    """From 1; 0 = the origin as a whole."""
+    column: int = 0
+
+    def __str__(self) -> str:
+        return f"{self.origin}:{self.line}:{self.column}" if self.line else self.origin
+
+
+@dataclass(frozen=True, slots=True)
+class Scalar:
+    """One value as it was written."""
+
+    place: Place
+    text: str
+    is_plain: bool
+    """Whether it stood without quotes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Items:
+    """A list."""
+
+    place: Place
+    items: tuple[Node, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A key's place and its value."""
+
+    key_place: Place
+    node: Node
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """A mapping, in the order of the text."""
+
+    place: Place
+    pairs: dict[str, Pair]
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """Stands where something was refused, so that nothing further is said about it."""
+
+    place: Place
+
+
+Node = Scalar | Items | Fields | Broken
+
+
+@dataclass(slots=True)
+class Problems:
+    """What is wrong with a recipe, collected before anything is raised."""
+
+    found: list[tuple[Place, str, str | Callable[[], str]]] = field(default_factory=list)
+    count: int = 0
+    _origins: dict[str, int] = field(default_factory=dict)
+
+    def add(self, place: Place, name: str, message: str | Callable[[], str]) -> None:
+        """Note one problem; `name` is the field, `section.field`, or empty. A callable message is made only if it is shown."""
+        self.count += 1
+        self._origins.setdefault(place.origin, len(self._origins))
+        if len(self.found) < 20 * MAX_SHOWN:
+            self.found.append((place, name, message))
+
+    def lines(self) -> list[str]:
+        """One `place: field: message` line each, in the order of the files and their lines, the last MAX_SHOWN left out."""
+        ordered = sorted(self.found, key=lambda problem: (self._origins[problem[0].origin], problem[0].line, problem[0].column))
+        lines = [_one_line(place, name, message) for place, name, message in ordered[:MAX_SHOWN]]
+        if self.count > MAX_SHOWN:
+            lines.append(f"… and {self.count - MAX_SHOWN} more.")
+        return lines
+
+    def last_section(self) -> str | None:
+        """The section of the last problem that has one, to point the reader to."""
+        names = [name.partition(".")[0].partition("[")[0] for _, name, _ in self.found if "." in name or name.startswith("rewards")]
+        return names[-1] if names else None
+
+
+def _one_line(place: Place, name: str, message: str | Callable[[], str]) -> str:
+    text = message if isinstance(message, str) else message()
+    return ": ".join(part for part in (str(place), name, text) if part)
+
+
+def printable(text: str, limit: int = 60) -> str:
+    """The text on one line, shortened, control characters escaped: safe inside a message."""
+    shown = text if len(text) <= limit else text[: limit - 1] + "…"
+    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in shown)
+
+
+# --- files -----------------------------------------------------------------------------------------------------------------------
+
+
+class _Unreadable(Exception):
+    """A file that is no recipe text: the reason, and where in the file."""
+
+    def __init__(self, message: str, line: int = 0, column: int = 0) -> None:
+        super().__init__(message)
+        self.line, self.column = line, column
+
+
+def read_text(path: str, problems: Problems) -> str | None:
+    """The text of a recipe file, without a byte-order mark; None after a problem was noted."""
+    try:
+        return _decode(_read_bytes(path))
+    except _Unreadable as error:
+        problems.add(Place(printable(path, 300), error.line, error.column), "", str(error))
+        return None
+
+
+def _read_bytes(path: str) -> bytes:
+    try:
+        mode = os.stat(path).st_mode  # noqa: PTH116 - Path(path) would normalise the name that the message shows
+        if stat.S_ISDIR(mode):
+            raise _Unreadable("is a folder; a recipe is one YAML file.")
+        if not stat.S_ISREG(mode):
+            raise _Unreadable("is not a regular file; a recipe is one YAML file.")
+        with open(path, "rb") as file:  # noqa: PTH123
+            return file.read(MAX_BYTES + 1)
+    except FileNotFoundError:
+        raise _Unreadable("no such file.") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the name
+        raise _Unreadable(f"cannot be read: {getattr(error, 'strerror', None) or error}.") from None
+
+
+def _decode(data: bytes) -> str:
+    if len(data) > MAX_BYTES:
+        raise _Unreadable("is larger than 1 MiB; a recipe is a short YAML file.")
+    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise _Unreadable("is UTF-16; save it as UTF-8.")
+    if b"\0" in data:
+        raise _Unreadable("is not a text file (it holds NUL bytes); a recipe is YAML in UTF-8.")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        column = error.start - data.rfind(b"\n", 0, error.start)
+        raise _Unreadable(f"byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8.", line, column) from None
+
+
+# --- text to tree ----------------------------------------------------------------------------------------------------------------
+
+
+def parse(text: str, origin: str, problems: Problems, *, positions: bool = True) -> Node | None:
+    """The tree of the one document in `text`; None where it is empty or cannot be read (a problem is noted then).
+
+    Without `positions` every place is the origin itself: for values from the command line.
+    """
+    reader = _TreeReader(origin, problems, positions)
+    try:
+        text.encode("utf-8")
+        for event in yaml.parse(text, Loader=_LOADER):
+            if not reader.take(event):
+                return None
+    except yaml.YAMLError as error:
+        problems.add(*_syntax_problem(error, text, origin, positions))
+        return None
+    except UnicodeEncodeError:
+        problems.add(Place(origin), "", "is not UTF-8.")
+        return None
+    return reader.root
+
+
+def _syntax_problem(error: yaml.YAMLError, text: str, origin: str, positions: bool) -> tuple[Place, str, str]:
+    if isinstance(error, yaml.reader.ReaderError):
+        before = text.encode("utf-8")[: max(error.position, 0)].decode("utf-8", "ignore")
+        line, column = before.count("\n") + 1, len(before) - (before.rfind("\n") + 1) + 1
+        message = "a control character stands here; YAML allows none."
+    else:
+        mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
+        line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
+        message = _syntax_words(getattr(error, "problem", None) or "cannot be read", getattr(error, "context", None))
+    return Place(origin, line, column) if positions else Place(origin), "", message
+
+
+def _syntax_words(problem: str, context: str | None) -> str:
+    if "cannot start any token" in problem:
+        return r"a tab or a reserved character (` @ %) cannot begin a YAML value: indent with spaces, put other text in quotes."
+    if "mapping values are not allowed" in problem:
+        return "not YAML: a second `: ` on one line, or a wrong indent. Put a text that holds a colon in quotes."
+    return f"not YAML: {problem}{f' ({context})' if context else ''}."
+
+
+@dataclass(slots=True)
+class _Frame:
+    """A collection that is still open."""
+
+    place: Place
+    is_map: bool
+    broken: bool
+    items: list[Node] = field(default_factory=list)
+    pairs: dict[str, Pair] = field(default_factory=dict)
+    key: tuple[str, Place] | None = None
+    """Of a mapping: the key whose value comes next; its text is None-like ("\0") where the key was refused."""
+
+    def close(self) -> Node:
+        if self.broken:
+            return Broken(self.place)
+        return Fields(self.place, self.pairs) if self.is_map else Items(self.place, tuple(self.items))
+
+
+_REFUSED_KEY = "\0"
+
+
+@dataclass(slots=True)
+class _TreeReader:
+    """Builds the tree from events, without recursion."""
+
+    origin: str
+    problems: Problems
+    positions: bool
+    root: Node | None = None
+    stack: list[_Frame] = field(default_factory=list)
+    documents: int = 0
+
+    def take(self, event: yaml.Event) -> bool:
+        """Take one event; False = stop, the rest cannot be read in bounded time or sense."""
+        if isinstance(event, yaml.DocumentStartEvent):
+            self.documents += 1
+            if self.documents > 1:
+                self.problems.add(self._place(event), "", "a second YAML document begins here; a recipe is one.")
+                return False
+        elif isinstance(event, yaml.AliasEvent):
+            self.problems.add(self._place(event), "", f"aliases (*{printable(str(event.anchor))}) are refused; write the value out.")
+            self._put(Broken(self._place(event)), None)
+        elif isinstance(event, yaml.ScalarEvent):
+            self._take_scalar(event)
+        elif isinstance(event, yaml.CollectionStartEvent):
+            return self._open(event)
+        elif isinstance(event, yaml.CollectionEndEvent):
+            self._put(self.stack.pop().close(), None)
+        return True
+
+    def _place(self, event: yaml.Event) -> Place:
+        if not self.positions:
+            return Place(self.origin)
+        mark: Any = event.start_mark
+        return Place(self.origin, mark.line + 1, mark.column + 1)
+
+    def _is_plain_node(self, event: Any, place: Place) -> bool:
+        """Whether the node has neither tag nor anchor; else the problem is noted."""
+        if event.tag is not None:
+            self.problems.add(place, "", f"YAML tags ({printable(event.tag)}) are refused; a recipe is plain data.")
+        if event.anchor is not None:
+            self.problems.add(place, "", f"anchors (&{printable(event.anchor)}) are refused; write the value out where it is needed.")
+        return event.tag is None and event.anchor is None
+
+    def _take_scalar(self, event: yaml.ScalarEvent) -> None:
+        place = self._place(event)
+        is_plain = event.style in (None, "")
+        if self._is_plain_node(event, place):
+            self._put(Scalar(place, event.value, is_plain), event.value)
+        else:
+            self._put(Broken(place), None)
+
+    def _open(self, event: yaml.CollectionStartEvent) -> bool:
+        place = self._place(event)
+        if len(self.stack) == MAX_LEVELS:
+            self.problems.add(place, "", f"more than {MAX_LEVELS} levels of nesting.")
+            return False
+        broken = not self._is_plain_node(event, place)
+        self.stack.append(_Frame(place, isinstance(event, yaml.MappingStartEvent), broken))
+        return True
+
+    def _put(self, node: Node, text: str | None) -> None:
+        """Hand a finished node to the collection around it; `text` is that of a scalar, which may be a key."""
+        if not self.stack:
+            self.root = node
+            return
+        frame = self.stack[-1]
+        if not frame.is_map:
+            frame.items.append(node)
+        elif frame.key is None:
+            frame.key = (self._key(frame, node, text), node.place)
+        else:
+            key, key_place = frame.key
+            frame.key = None
+            if key != _REFUSED_KEY:
+                frame.pairs[key] = Pair(key_place, node)
+
+    def _key(self, frame: _Frame, node: Node, text: str | None) -> str:
+        if text is None or text == _REFUSED_KEY:
+            if not isinstance(node, Broken):
+                self.problems.add(node.place, "", "a key is one plain word.")
+            return _REFUSED_KEY
+        if text == "<<":
+            self.problems.add(node.place, "", "merge keys (<<) are refused; `extends: other.yaml` takes a whole recipe over.")
+            return _REFUSED_KEY
+        if text in frame.pairs:
+            first = frame.pairs[text].key_place
+            where = f" (first on line {first.line})" if first.line else ""
+            self.problems.add(node.place, "", f"the key `{printable(text)}` stands twice{where}.")
+            return _REFUSED_KEY
+        return text
+
+
+# --- what a text means -----------------------------------------------------------------------------------------------------------
+
+TRUE_WORDS = frozenset(word for base in ("true", "yes", "on") for word in (base, base.capitalize(), base.upper()))
+FALSE_WORDS = frozenset(word for base in ("false", "no", "off") for word in (base, base.capitalize(), base.upper()))
+NULL_WORDS = frozenset({"", "~", "null", "Null", "NULL"})
+_WHOLE = re.compile(r"[-+]?(0|[1-9](_?[0-9])*)")
+_OCTAL_LOOKING = re.compile(r"[-+]?0[0-9_]+")
+_DECIMAL = re.compile(r"[-+]?([0-9](_?[0-9])*\.?([0-9](_?[0-9])*)?|\.[0-9](_?[0-9])*)([eE][-+]?[0-9]{1,6})?")
+_NOT_FINITE = re.compile(r"[-+]?\.?(inf|infinity|nan)", re.IGNORECASE)
+_YAML_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
+MAX_WHOLE = 2**63 - 1
+
+
+def is_null(node: Node) -> bool:
+    """Whether the node is an empty value, `null` or `~`."""
+    return isinstance(node, Scalar) and node.is_plain and node.text in NULL_WORDS
+
+
+def number_in(text: str) -> int | float | str | None:
+    """The number that an unquoted text stands for; a str is the reason why it may not be one; None = not a number at all.
+
+    `1e-6` is a number here (a string in YAML 1.1); `010` is refused, since YAML 1.1 reads 8 and YAML 1.2 reads 10.
+    """
+    if len(text) <= 400:  # longer than any number somebody means; int() of a long text takes quadratic time
+        if _WHOLE.fullmatch(text):
+            whole = int(text.replace("_", ""))
+            return whole if abs(whole) <= MAX_WHOLE else "too large for a whole number (64 bits)"
+        if _OCTAL_LOOKING.fullmatch(text):
+            return f"`{printable(text)}` is ambiguous (octal to some readers); write it without the leading zero"
+        if _DECIMAL.fullmatch(text):
+            decimal = float(text.replace("_", ""))
+            return decimal if abs(decimal) != float("inf") else "infinities are refused"
+    return "NaN and infinities are refused" if _NOT_FINITE.fullmatch(text) else None
+
+
+def plain_data(node: Node, fail: Callable[[Place, str], None]) -> Any:
+    """A free-form value (an argument of a reward function, of a chat template) as Python data; `fail` is told what is refused.
+
+    Unquoted words mean what PyYAML makes of them (`no` is False), but that `1e-6` is a number and dates stay text.
+    """
+    if isinstance(node, Items):
+        return [plain_data(item, fail) for item in node.items]
+    if isinstance(node, Fields):
+        return {key: plain_data(pair.node, fail) for key, pair in node.pairs.items()}
+    if isinstance(node, Broken):
+        return None
+    return _scalar_data(node, fail)
+
+
+def _scalar_data(node: Scalar, fail: Callable[[Place, str], None]) -> Any:
+    text = node.text
+    if not node.is_plain:
+        return text
+    if text in NULL_WORDS:
+        return None
+    if text in TRUE_WORDS or text in FALSE_WORDS:
+        return text in TRUE_WORDS
+    number = number_in(text)
+    if isinstance(number, str):
+        if _NOT_FINITE.fullmatch(text) and not _YAML_NOT_FINITE.fullmatch(text):
+            return text  # the words "nan" and "inf" are text in YAML; only .nan and .inf are numbers
+        fail(node.place, f"{number}.")
+        return None
+    return text if number is None else number
+
+
+def reads_as_text(text: str) -> bool:
+    """Whether the text, written without quotes in a free-form place, would be read back as this very text."""
+    refused: list[str] = []
+    value = _scalar_data(Scalar(Place(""), text, True), lambda _, message: refused.append(message))
+    return not refused and isinstance(value, str)
+
+
+def walk(node: Node) -> Iterator[Node]:
+    """The node and everything below it."""
+    yield node
+    children = node.items if isinstance(node, Items) else [pair.node for pair in node.pairs.values()] if isinstance(node, Fields) else ()
+    for child in children:
+        yield from walk(child)
