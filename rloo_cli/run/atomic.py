@@ -11,7 +11,7 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -61,12 +61,9 @@ def write_file(path: Path, data: bytes | str) -> None:
     content = data.encode() if isinstance(data, str) else data
     temporary = temporary_path(path)
     with storage_errors("write", path, need=len(content)):
-        try:
+        with _on_failure(_remove_quietly, temporary):
             _write_new(temporary, [content])
             fs.rename(temporary, path)
-        except BaseException:
-            _remove_quietly(temporary)
-            raise
         fsync_folder(path.parent)
 
 
@@ -84,12 +81,8 @@ def append_line(path: Path, line: str) -> int:
     data = (line + "\n").encode()
     with storage_errors("append to", path, need=len(data)), _opened(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT) as descriptor:
         size = os.fstat(descriptor).st_size
-        try:
+        with _on_failure(_truncate_quietly, descriptor, size):
             _write_all(descriptor, data)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                fs.truncate(descriptor, size)
-            raise
         return size + len(data)
 
 
@@ -184,7 +177,8 @@ class AtomicFolder:
         self._refuse_existing()
         make_folder(self.target.parent)
         with storage_errors("create the folder", self.target):
-            _remove(self.path)
+            if self.path.exists():
+                _remove(self.path)
             fs.mkdir(self.path)
         return self
 
@@ -203,14 +197,11 @@ class AtomicFolder:
         self.write(name, json.dumps(document, allow_nan=False))
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if kind is None:
-            try:
-                self._commit()
-            except BaseException:
-                _remove_quietly(self.path)
-                raise
-        else:
+        if error is not None:
             _remove_quietly(self.path)
+            return
+        with _on_failure(_remove_quietly, self.path):
+            self._commit()
 
     def _commit(self) -> None:
         with storage_errors("write", self.target):
@@ -259,6 +250,15 @@ def fsync_folder(path: Path) -> None:
 
 
 @contextlib.contextmanager
+def _on_failure(undo: Callable[..., None], *arguments: Any) -> Iterator[None]:
+    """Call `undo` when the block is left by any exception, a signal's included."""
+    with contextlib.ExitStack() as stack:
+        stack.callback(undo, *arguments)
+        yield
+        stack.pop_all()
+
+
+@contextlib.contextmanager
 def _opened(path: Path, flags: int) -> Iterator[int]:
     descriptor = fs.open(path, flags)
     try:
@@ -299,6 +299,11 @@ def _remove(path: Path) -> None:
     else:
         with contextlib.suppress(FileNotFoundError):
             fs.unlink(path)
+
+
+def _truncate_quietly(descriptor: int, size: int) -> None:
+    with contextlib.suppress(OSError):
+        fs.truncate(descriptor, size)
 
 
 def _remove_quietly(path: Path) -> None:

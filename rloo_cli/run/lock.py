@@ -79,17 +79,17 @@ def ensure_unlocked(path: Path) -> None:
 def _acquire(path: Path) -> int:
     with storage_errors("lock", path):
         while True:
-            descriptor = atomic.fs.open(path, os.O_RDWR | os.O_CREAT)
-            try:
+            with contextlib.ExitStack() as stack:
+                descriptor = atomic.fs.open(path, os.O_RDWR | os.O_CREAT)
+                stack.callback(atomic.fs.close, descriptor)
                 holder = _read(descriptor)
                 _take(descriptor, holder, path)
                 if _is_current(descriptor, path):
+                    if holder is not None:
+                        logger.warning("took over the lock of pid %d on %s, which no longer runs", holder.pid, holder.host)
                     _sign(descriptor)
+                    stack.pop_all()
                     return descriptor
-            except BaseException:
-                atomic.fs.close(descriptor)
-                raise
-            atomic.fs.close(descriptor)
 
 
 def _take(descriptor: int, holder: Holder | None, path: Path) -> None:
@@ -102,8 +102,6 @@ def _take(descriptor: int, holder: Holder | None, path: Path) -> None:
             raise
         if holder is not None and (holder.host != socket.gethostname() or holder.lives_here()):
             raise _locked_error(path, holder) from None
-    if holder is not None and holder.pid != os.getpid():
-        logger.warning("took over the lock of pid %d on %s, which no longer runs", holder.pid, holder.host)
 
 
 def _locked_error(path: Path, holder: Holder | None) -> StorageError:

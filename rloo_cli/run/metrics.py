@@ -59,7 +59,9 @@ METRICS: dict[str, MetricKey] = {
     "clip_ratio/region_mean": MetricKey("Share of rows whose sequence ratio was clipped; 0 on-policy.", "share"),
     "clip_ratio/low_mean": MetricKey("Share of rows clipped from below.", "share"),
     "clip_ratio/high_mean": MetricKey("Share of rows clipped from above.", "share"),
-    "sampling/logp_diff_mean": MetricKey("Mean over tokens of |trainer's log-prob − sampler's log-prob|.", "nats"),
+    "sampling/logp_diff_mean": MetricKey(
+        "Mean over tokens of the absolute difference between the trainer's and the sampler's log-prob.", "nats"
+    ),
     "sampling/logp_diff_max": MetricKey("Largest of those.", "nats"),
     "sampling/ess": MetricKey(
         "Effective sample size of the sequence ratios trainer/sampler, as a share of the rows; 1 = the same policy.", "share"

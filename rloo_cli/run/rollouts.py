@@ -18,7 +18,7 @@ COLUMNS = {
     "prompt_text": ("string", "The prompt as the model saw it."),
     "completion": ("string", "The completion, special tokens left out: what reward functions saw."),
     "completion_ids": ("list<int32>", "Its token ids, EOS included."),
-    "logprobs": ("list<float32>", "Log-prob of each token when it was sampled, nats."),
+    "logprobs": ("list<float>", "Log-prob of each token when it was sampled, nats."),
     "finish_reason": ("string", "stopped, stop_string, truncated or aborted."),
     "weights_version": ("int64", "Optimizer step of the weights that made it."),
     "reward": ("double", "Weighted sum of its rewards, before clipping and the KL penalty; null = unscored."),
@@ -66,7 +66,9 @@ def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:
     for name in _names(row.extras for row in rows):
         columns[f"extra/{name}"] = _any_array([row.extras.get(name) for row in rows])
     sink = pa.BufferOutputStream()
-    pq.write_table(pa.table(columns), sink, compression="zstd")
+    table = pa.table(columns)
+    with pq.ParquetWriter(sink, table.schema, compression="zstd") as writer:
+        writer.write_table(table)
     atomic.write_file(path, sink.getvalue().to_pybytes())
 
 
@@ -78,7 +80,7 @@ def _fixed_columns(rows: Sequence[RolloutRow]) -> list[tuple[str, Any, list[Any]
         "string": pa.string(),
         "double": pa.float64(),
         "list<int32>": pa.list_(pa.int32()),
-        "list<float32>": pa.list_(pa.float32()),
+        "list<float>": pa.list_(pa.float32()),
     }
     return [(name, kinds[kind], [_cell(row, name) for row in rows]) for name, (kind, _) in COLUMNS.items() if "<" not in name]
 

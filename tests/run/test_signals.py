@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from rloo_cli.errors import InterruptedTwiceError
+from rloo_cli.run.signals import StopRequested, StopSignal
+
+
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+def test_a_signal_is_remembered_and_raised_where_asked(name):
+    with StopSignal() as stop:
+        stop.check()
+        os.kill(os.getpid(), getattr(signal, name))
+        assert stop.received == name
+        with pytest.raises(StopRequested, match=name):
+            stop.check()
+
+
+def test_the_first_signal_counts():
+    with StopSignal() as stop:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.received == "SIGTERM"
+
+
+def test_handlers_are_put_back():
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)]
+    with StopSignal():
+        assert signal.getsignal(signal.SIGTERM) not in before
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)] == before
+
+
+def test_a_second_interrupt_leaves_at_once():
+    left = []
+    with StopSignal(leave=lambda: left.append(1), grace_seconds=60) as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        with pytest.raises(InterruptedTwiceError) as caught:
+            os.kill(os.getpid(), signal.SIGINT)
+        assert caught.value.exit_code == 130
+        assert stop.received == "SIGINT"
+        assert left == []
+        os.kill(os.getpid(), signal.SIGINT)
+        assert left == [1]
+
+
+def test_outside_the_main_thread_only_a_request_stops():
+    outcome = []
+
+    def work():
+        with StopSignal() as stop:
+            stop.check()
+            stop.request("SIGUSR1")
+            try:
+                stop.check()
+            except StopRequested as error:
+                outcome.append(error.signal_name)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert outcome == ["SIGUSR1"]
+
+
+STUBBORN = """
+import subprocess, sys, time
+from rloo_cli.errors import InterruptedTwiceError
+from rloo_cli.run.signals import StopSignal
+child = subprocess.Popen([sys.executable, "-c", "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); time.sleep(600)"])
+with StopSignal(grace_seconds=0.5):
+    print(child.pid, flush=True)
+    while True:
+        try:
+            time.sleep(600)
+        except InterruptedTwiceError:
+            print("unwinding", flush=True)
+"""
+
+
+def test_code_that_swallows_the_second_interrupt_is_ended_with_its_children():
+    process = subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE, text=True)
+    child = int(process.stdout.readline())
+    process.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGINT)
+    assert process.stdout.readline() == "unwinding\n"
+    assert process.wait(timeout=10) == 130
+    deadline = time.monotonic() + 5
+    while runs(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not runs(child)
+
+
+def runs(pid):
+    import psutil
+
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
