@@ -217,15 +217,16 @@ def test_the_rest_of_an_attempt_of_ours_is_cleared_first(tmp_path):
     assert not (tmp_path / "f" / "half").exists()
 
 
-@pytest.mark.parametrize("position", range(0, 260, 7))
-def test_no_flipped_bit_passes_in_a_manifest(tmp_path, position):
+def test_no_flipped_bit_passes_in_a_manifest(tmp_path):
     write_folder(tmp_path / "f")
     path = tmp_path / "f" / "manifest.json"
-    data = bytearray(path.read_bytes())
-    data[position % len(data)] ^= 1 << (position % 8)
-    path.write_bytes(data)
-    with pytest.raises(DamagedError):
-        Manifest.read(tmp_path / "f")
+    original = path.read_bytes()
+    for position in range(len(original)):
+        data = bytearray(original)
+        data[position] ^= 1 << (position % 8)
+        path.write_bytes(data)
+        with pytest.raises(DamagedError):
+            Manifest.read(tmp_path / "f")
 
 
 @pytest.mark.parametrize(
