@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
 from rloo_cli.data.dataset import PromptSet
 from rloo_cli.recipe.batch import BatchPlan
 from rloo_cli.recipe.schema import Recipe
-from rloo_cli.rewards.runner import RewardRunner
 from rloo_cli.run.checkpoint import Checkpoint
 from rloo_cli.run.folder import RunFolder
 from rloo_cli.run.progress import Progress
+
+if TYPE_CHECKING:
+    from rloo_cli.rewards.runner import RewardRunner
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from rloo_cli.recipe.dump import dump_recipe
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.rollout.engine import Engine
-from rloo_cli.rollout.transformers_engine import TransformersEngine
 from rloo_cli.run.atomic import write_file
 from rloo_cli.run.checkpoint import set_aside_newer
 from rloo_cli.run.metrics import MetricsWriter
@@ -155,6 +154,8 @@ def _policy(inputs: TrainingInputs, model: PreTrainedModel, accelerator: Acceler
 
 
 def _engine(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype | None) -> Engine:
+    from rloo_cli.rollout.transformers_engine import TransformersEngine
+
     layout = "plain" if inputs.recipe.training.layout == "plain" else "auto"
     return TransformersEngine(model, tokenizer=inputs.tokenizer, copy_dtype=low, layout=layout)
 

@@ -1,0 +1,71 @@
+"""Stand-ins that drive the loop in milliseconds: an engine that makes tokens up, rewards that count them."""
+
+from __future__ import annotations
+
+import random
+
+from rloo_cli.types import Completion, FinishReason, GroupRewards, Prompt
+
+
+class FakeEngine:
+    """Completions that depend on (seed, stream, step, row) alone."""
+
+    def __init__(self, vocab=250, on_generate=lambda step: None):
+        self.weights_version = 0
+        self.vocab = vocab
+        self.on_generate = on_generate
+
+    def generate(self, requests, params, key, *, on_group=None, check_stop=None):
+        self.on_generate(key.step)
+        if check_stop:
+            check_stop()
+        groups = []
+        for index, request in enumerate(requests):
+            rows = [self._completion(key, request.first_row + g) for g in range(request.num_generations)]
+            groups.append(tuple(rows))
+            if on_group:
+                on_group(index, groups[-1])
+        return groups
+
+    def _completion(self, key, row):
+        draw = random.Random(f"{key.seed} {key.stream} {key.step} {row}")
+        tokens = tuple(draw.randrange(self.vocab) for _ in range(draw.randint(1, 9)))
+        return Completion(
+            token_ids=tokens, logprobs=(-5.0,) * len(tokens), finish_reason=FinishReason.STOPPED, weights_version=self.weights_version
+        )
+
+    def load_weights(self, named_tensors, version):
+        self.weights_version = version
+
+    def close(self):
+        pass
+
+
+class FakeRewards:
+    """One reward, `even`: the share of even token ids."""
+
+    names = ("even",)
+
+    def __init__(self):
+        self.waiting = {}
+
+    def submit(self, key, group, state):
+        values = tuple(sum(t % 2 == 0 for t in c.token_ids) / len(c.token_ids) for c in group.completions)
+        self.waiting[key] = GroupRewards(values=(values,))
+
+    def collect(self, check_stop=None):
+        done, self.waiting = self.waiting, {}
+        return done
+
+    def discard(self):
+        self.waiting = {}
+
+
+def make_prompts(count=5, seed=0):
+    draw = random.Random(seed)
+    return [
+        Prompt(
+            row=i, content=f"p{i}", text=f"p{i}", token_ids=tuple(draw.randrange(250) for _ in range(draw.randint(2, 7))), columns={"i": i}
+        )
+        for i in range(count)
+    ]
