@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from typing import Annotated
 
@@ -38,7 +37,7 @@ def plan(
         from rloo_cli.plan.prepare import errors_placed, prepare, reward_runner
         from rloo_cli.plan.report import add_data
 
-        with contextlib.closing(reward_runner(checked, log_dir=None)) as rewards, errors_placed(checked.loaded):
+        with reward_runner(checked, log_dir=None) as rewards, errors_placed(checked.loaded):
             prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code)
             from rloo_cli.plan.resources import resources_document
 

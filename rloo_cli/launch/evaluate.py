@@ -75,7 +75,7 @@ def evaluate_here(subject: Subject, *, trust_remote_code: bool, quiet: bool) -> 
         RlooError: each kind with its exit code.
     """
     checked = subject.checked
-    with contextlib.closing(reward_runner(checked, log_dir=None)) as rewards, errors_placed(checked.loaded):
+    with reward_runner(checked, log_dir=None) as rewards, errors_placed(checked.loaded):
         prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code)
         from rloo_cli.run.progress import Progress
         from rloo_cli.training.inputs import TrainingInputs

@@ -8,10 +8,10 @@ import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from datetime import datetime
-from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING
 
-from rloo_cli.errors import RefusedError
+from rloo_cli.errors import DataError, RecipeError, RefusedError
 from rloo_cli.launch.record import AttemptRecord
 from rloo_cli.launch.target import Target
 from rloo_cli.plan.prepare import CheckedRecipe, Prepared, errors_placed, prepare, reward_runner
@@ -30,50 +30,72 @@ if TYPE_CHECKING:
 
 
 def train_here(checked: CheckedRecipe, target: Target, *, trust_remote_code: bool, quiet: bool) -> None:
-    """Train to the end in `target.folder`.
+    """Train to the end in `target.folder`, which is locked meanwhile.
 
     Raises:
         RlooError: each kind with its exit code; the traceback is in the attempt's log.
     """
-    folder = target.folder
-    log_dir = folder.attempt(folder.attempts() + 1)
-    with contextlib.closing(reward_runner(checked, log_dir=log_dir)) as rewards, errors_placed(checked.loaded):
+    folder, console = target.folder, terminal(quiet=quiet)
+    with folder.lock(), contextlib.ExitStack() as stack:
+        discard = stack.enter_context(_NewFolder(target))
+        attempt = folder.new_attempt()
+        stack.enter_context(logging_to(attempt / "train.log", show=_show_on(console), environment=os.environ))
+        stack.enter_context(AttemptRecord(attempt))
+        stack.enter_context(errors_placed(checked.loaded))
+        rewards = stack.enter_context(reward_runner(checked, log_dir=attempt))
         prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code)
-        with folder.lock():
-            folder.prepare()
-            attempt = folder.new_attempt()
-            _train_locked(prepared, target, attempt, trust_remote_code=trust_remote_code, quiet=quiet)
+        for notice in prepared.notices:
+            console.print(f"note: {notice}", markup=False)
+        folder.prepare()
+        checkpoint, prepared = _resumed(prepared, target, console)
+        discard.keep()
+        _train(prepared, folder, checkpoint, console, trust_remote_code=trust_remote_code)
 
 
-def _train_locked(prepared: Prepared, target: Target, attempt: Path, *, trust_remote_code: bool, quiet: bool) -> None:
+class _NewFolder:
+    """Takes a new run's folder away again where it turns out before training that the recipe or its data are wrong."""
+
+    def __init__(self, target: Target) -> None:
+        self._folder = target.folder
+        self._is_kept = target.resume is not None or target.folder.has_begun()
+
+    def keep(self) -> None:
+        """From here on the folder stays whatever happens."""
+        self._is_kept = True
+
+    def __enter__(self) -> _NewFolder:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if not self._is_kept and isinstance(error, RecipeError | RefusedError | DataError | KeyboardInterrupt):
+            atomic.remove_tree(self._folder.path)
+
+
+def _train(prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint | None, console: Console, *, trust_remote_code: bool) -> None:
     from rloo_cli.run.progress import Progress
     from rloo_cli.training.inputs import TrainingInputs
     from rloo_cli.training.train import train
 
-    folder, loaded = target.folder, prepared.checked.loaded
-    console = terminal(quiet=quiet)
-    with logging_to(attempt / "train.log", show=_show_on(console), environment=os.environ), AttemptRecord(attempt):
-        checkpoint, prepared = _resumed(prepared, target, console)
-        atomic.write_file(folder.recipe_source, loaded.source_text)
-        atomic.write_json(folder.environment, _environment(prepared))
-        recipe = prepared.recipe
-        start = checkpoint.step if checkpoint is not None else 0
-        with Progress(prepared.total_steps, start_step=start, logging_steps=recipe.run.logging_steps, console=console) as progress:
-            train(
-                TrainingInputs(
-                    recipe=recipe,
-                    batch=loaded.batch,
-                    total_steps=prepared.total_steps,
-                    tokenizer=prepared.tokenizer,
-                    prompts=prepared.prompts,
-                    eval_prompts=prepared.eval_prompts,
-                    rewards=prepared.rewards,
-                    folder=folder,
-                    resume_from=checkpoint,
-                    trust_remote_code=trust_remote_code,
-                    progress=progress,
-                )
+    recipe, loaded = prepared.recipe, prepared.checked.loaded
+    atomic.write_file(folder.recipe_source, loaded.source_text)
+    atomic.write_json(folder.environment, _environment(prepared))
+    start = checkpoint.step if checkpoint is not None else 0
+    with Progress(prepared.total_steps, start_step=start, logging_steps=recipe.run.logging_steps, console=console) as progress:
+        train(
+            TrainingInputs(
+                recipe=recipe,
+                batch=loaded.batch,
+                total_steps=prepared.total_steps,
+                tokenizer=prepared.tokenizer,
+                prompts=prepared.prompts,
+                eval_prompts=prepared.eval_prompts,
+                rewards=prepared.rewards,
+                folder=folder,
+                resume_from=checkpoint,
+                trust_remote_code=trust_remote_code,
+                progress=progress,
             )
+        )
 
 
 def _resumed(prepared: Prepared, target: Target, console: Console) -> tuple[Checkpoint | None, Prepared]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import traceback
 from pathlib import Path
 from types import TracebackType
 
-from rloo_cli.errors import RlooError
+from rloo_cli.errors import RlooError, StorageError
 from rloo_cli.run.logs import RankReport, write_rank_report
 
 logger = logging.getLogger(__name__)
@@ -34,7 +35,9 @@ class AttemptRecord:
         if error is not None:
             logger.info("%s\n%s", _reason(error), "".join(traceback.format_exception(error)).rstrip())
             error.add_note(f"{LOG_NOTE}{self._attempt / 'train.log'}")
-        write_rank_report(self._attempt, RankReport(rank=self._rank, exit_code=exit_code_of(error), reason=_reason(error)))
+        report = RankReport(rank=self._rank, exit_code=exit_code_of(error), reason=_reason(error))
+        with contextlib.suppress(*([StorageError] if error is not None else [])):  # what ended the block is the better news
+            write_rank_report(self._attempt, report)
 
 
 def exit_code_of(error: BaseException | None) -> int:

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rloo_cli.errors import RecipeError
+from rloo_cli.plan.shipped import find_recipe
 from rloo_cli.recipe.batch import total_steps
 from rloo_cli.recipe.load import LoadedRecipe, load_recipe
-from rloo_cli.recipe.schema import Recipe
+from rloo_cli.recipe.schema import Recipe, RewardEntry
 from rloo_cli.rewards.resolve import RewardSource, check_arguments, find_reward
 from rloo_cli.run.environment import usable_cores
 
@@ -60,6 +61,8 @@ class Prepared:
     """Positions that the model was built for; None where its configuration does not say."""
     max_prompt_tokens: int
     total_steps: int
+    notices: tuple[str, ...]
+    """What reward functions noticed in the data, a line each."""
 
 
 def check_recipe(
@@ -70,20 +73,18 @@ def check_recipe(
     Raises:
         RecipeError: a line for each fault, with its place.
     """
-    loaded = load_recipe(path, overrides=overrides, num_processes=num_processes)
-    folder = Path(code_dir) if code_dir is not None else loaded.path.parent
+    file = find_recipe(path)
+    folder = Path(code_dir) if code_dir is not None else file.parent
     if not folder.is_dir():
-        raise RecipeError(f"--code-dir {folder}: no such folder")
-    sources, faults = [], []
-    for i, entry in enumerate(loaded.recipe.rewards):
-        try:
-            source = find_reward(entry.function, code_dir=folder)
-            check_arguments(source, columns=None, kwargs=entry.kwargs)
-            sources.append(source)
-        except RecipeError as error:
-            faults.append(_placed(loaded, i, error))
-    if faults:
-        raise RecipeError("\n".join(faults))
+        raise RecipeError(f"--code-dir {folder}: no such folder" if code_dir is not None else f"{file}: no such file.")
+    sources: list[RewardSource] = []
+
+    def check_reward(entry: RewardEntry) -> None:
+        source = find_reward(entry.function, code_dir=folder)
+        check_arguments(source, columns=None, kwargs=entry.kwargs)
+        sources.append(source)
+
+    loaded = load_recipe(file, overrides=overrides, num_processes=num_processes, check_reward=check_reward)
     return CheckedRecipe(loaded=loaded, code_dir=folder, sources=tuple(sources))
 
 
@@ -116,7 +117,7 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
 
     prompts = load(recipe.data.dataset_train_split, recipe.data.max_train_samples)
     _check_columns(checked, prompts)
-    rewards.check_rows({name: prompts.column(name) for name in prompts.columns})
+    notices = rewards.check_rows({name: prompts.column(name) for name in prompts.columns})
     eval_prompts = None
     if recipe.data.dataset_test_split is not None:
         eval_prompts = load(recipe.data.dataset_test_split, recipe.evaluation.max_eval_samples)
@@ -130,6 +131,7 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
         context=context,
         max_prompt_tokens=limit,
         total_steps=total_steps(recipe, batch, len(prompts)),
+        notices=notices,
     )
 
 
@@ -179,12 +181,19 @@ def reward_runner(checked: CheckedRecipe, *, log_dir: Path | None) -> RewardRunn
 
 @contextmanager
 def errors_placed(loaded: LoadedRecipe) -> Iterator[None]:
-    """Gives recipe errors that start with a field (`model.dtype: …`) that field's place in the file, for the block."""
+    """Gives recipe errors that begin with a field (`model.dtype: …`) or a reward function their place in the file, for the block."""
     try:
         yield
     except RecipeError as error:
-        lines = error.message.split("\n")
-        match = FIELD_AT_START.match(lines[0])
-        if match is None:
+        field = _field_of(loaded.recipe, error.message)
+        if field is None:
             raise
-        raise RecipeError("\n".join([f"{loaded.locate(match[1])}: {lines[0]}", *lines[1:]])) from error
+        raise RecipeError(f"{loaded.locate(field)}: {error.message}") from error
+
+
+def _field_of(recipe: Recipe, message: str) -> str | None:
+    match = FIELD_AT_START.match(message)
+    if match is not None:
+        return match[1]
+    functions = [entry.function for entry in recipe.rewards]
+    return next((f"rewards[{i}].function" for i, name in enumerate(functions) if message.startswith(f"`{name}`")), None)

@@ -20,12 +20,11 @@ def recipe_document(checked: CheckedRecipe) -> dict[str, Any]:
     recipe, batch = checked.loaded.recipe, checked.loaded.batch
     return {
         "recipe": str(checked.loaded.path),
-        "notices": list(checked.loaded.notices),
         "resolved": recipe.model_dump(mode="json"),
         "differences": differences(recipe),
         "batch": batch_document(batch),
         "rewards": [_reward_document(entry, source) for entry, source in zip(recipe.rewards, checked.sources, strict=True)],
-        "notes": notes(recipe, batch),
+        "notes": [*checked.loaded.notices, *notes(recipe, batch)],
     }
 
 
@@ -74,8 +73,8 @@ def _reward_document(entry: Any, source: RewardSource) -> dict[str, Any]:
 
 
 def notes(recipe: Recipe, batch: BatchPlan) -> list[str]:
-    """What is true of this recipe and easily overlooked, a sentence each."""
-    generation, algorithm, training = recipe.generation, recipe.algorithm, recipe.training
+    """What the recipe means and does not say, a sentence each; beside the notices of its loading."""
+    generation, algorithm = recipe.generation, recipe.algorithm
     found = []
     reshaping = [
         f"{name} {value}"
@@ -97,19 +96,10 @@ def notes(recipe: Recipe, batch: BatchPlan) -> list[str]:
             f"Each generation batch serves {batch.steps_per_generation_batch * batch.num_iterations} optimizer steps: from the second on the "
             f"samples are off-policy and the clipped ratio (epsilon {algorithm.epsilon}) is used."
         )
-    elif "epsilon" in algorithm.model_fields_set or "epsilon_high" in algorithm.model_fields_set:
-        found.append("algorithm.epsilon is not read: each generation batch serves one optimizer step, where the ratio is 1.")
-    if algorithm.beta > 0 and batch.max_micro_batch_rows is not None and batch.max_micro_batch_rows < batch.num_generations:
-        found.append(
-            f"per_device_train_batch_size {batch.max_micro_batch_rows} cuts groups of {batch.num_generations}: with beta above 0 that costs one more "
-            "scoring pass a step. Leave it out, or raise it to num_generations."
-        )
     if algorithm.beta > 0 and algorithm.normalize_advantages:
         found.append(
             "normalize_advantages with beta above 0 needs every row's KL before the first backward pass: one more scoring pass a step."
         )
-    if recipe.model.dtype == "bfloat16" and training.learning_rate < 1e-5:
-        found.append("Weights held in bfloat16 without a master copy lose updates below a learning rate of about 1e-5; use dtype float32.")
     return found
 
 
@@ -139,6 +129,7 @@ def add_data(document: dict[str, Any], prepared: Prepared) -> None:
     }
     document["columns"] = list(prompts.columns)
     document["first_prompt"] = prompts[0].text
+    document["notes"] += prepared.notices
 
 
 def longest_completion(prepared: Prepared) -> int | None:

@@ -74,7 +74,7 @@ def _why(field: str, new: Recipe) -> str:
 
 def _flat(recipe: Recipe) -> dict[str, Any]:
     """Every leaf by its path, rewards by index."""
-    flat = {}
+    flat: dict[str, Any] = {}
     for section, values in recipe.model_dump().items():
         entries = [(f"{section}[{i}]", entry) for i, entry in enumerate(values)] if section == "rewards" else [(section, values)]
         for prefix, entry in entries:

@@ -21,7 +21,7 @@ from rloo_cli.recipe.fields import BROKEN, LEAVES, REWARD_LEAVES, SECTIONS, Leaf
 from rloo_cli.recipe.overrides import apply_override, read_chain
 from rloo_cli.recipe.paths import PATH_FIELDS, expand_variables, resolve
 from rloo_cli.recipe.rules import RULES, Context
-from rloo_cli.recipe.schema import Recipe
+from rloo_cli.recipe.schema import Recipe, RewardEntry
 from rloo_cli.recipe.settings import Entry, Settings, gather_rewards, without_effect
 from rloo_cli.recipe.trl_keys import TRL_KEYS, Treatment, TrlKey, known_key
 from rloo_cli.recipe.yaml_source import (
@@ -60,11 +60,17 @@ class LoadedRecipe:
 
 
 def load_recipe(
-    path: str | Path, *, overrides: Sequence[str] = (), num_processes: int = 1, environ: Mapping[str, str] | None = None
+    path: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    num_processes: int = 1,
+    environ: Mapping[str, str] | None = None,
+    check_reward: Callable[[RewardEntry], None] | None = None,
 ) -> LoadedRecipe:
     """The recipe in the file, with every default filled in, local paths absolute, and its batch arithmetic on `num_processes`.
 
-    `overrides` are texts of `--set`. `environ` (os.environ) is read for `${VAR}` in path-like fields alone. Imports no torch.
+    `overrides` are texts of `--set`. `environ` (os.environ) is read for `${VAR}` in path-like fields alone. `check_reward` raises a
+    RecipeError for an entry whose function cannot be found, which is reported with all other faults. Imports no torch.
 
     Raises:
         RecipeError: a line `file:line:column: section.field: message` for every fault, and a last line that counts them.
@@ -82,6 +88,8 @@ def load_recipe(
     gather_rewards(settings, problems)
     draft = _Draft(settings, origin, [Path(name).parent, Path()], os.environ if environ is None else environ, problems)
     recipe = draft.recipe()
+    if check_reward is not None:
+        draft.check_rewards(recipe, check_reward)
     notices = [*settings.notices, *draft.check_other_keys(), *draft.check_rules(recipe, num_processes)]
     if problems.count:
         raise RecipeError("\n".join([*problems.lines(), _count_line(problems)]))
@@ -240,6 +248,15 @@ class _Draft:
     def _is_off(self, name: str) -> bool:
         entry, key = self.settings.others.get(name), known_key(name)
         return entry is None or key is None or key.is_harmless(plain_data(entry.node, lambda *_: None))
+
+    def check_rewards(self, recipe: Recipe, check_reward: Callable[[RewardEntry], None]) -> None:
+        """Note the reward functions that cannot be found."""
+        for i, entry in enumerate([] if "rewards" in self.broken else recipe.rewards):
+            field_path = f"rewards[{i}].function"
+            try:
+                check_reward(entry)
+            except RecipeError as error:
+                self.problems.add(self.locate(field_path), field_path, error.message)
 
     def check_rules(self, recipe: Recipe, num_processes: int) -> list[str]:
         """Note what contradicts between fields that are right by themselves; the notices of those rules."""

@@ -136,6 +136,10 @@ class RunFolder:
         step = manifest.info.get("step")
         return step if isinstance(step, int) else None
 
+    def has_begun(self) -> bool:
+        """Whether an attempt got as far as training; before that there are its logs alone, and a new run may take the folder."""
+        return bool(set(_names(self.path)) - {self.lock_file.name, self.logs.name, self.rollouts.name, self.checkpoints.name})
+
     def state(self) -> RunState:
         """What the folder holds.
 
@@ -197,7 +201,7 @@ def default_run_path(recipe_name: str, now: datetime, root: Path = Path("runs"))
 
 
 def open_new(path: Path) -> RunFolder:
-    """The folder of a new run; it does not exist yet, or is empty.
+    """The folder of a new run; it does not exist yet, or holds at most the logs of attempts that failed before training.
 
     Raises:
         RefusedError: there is something in it; the message names --resume where a run can be gone on with.
@@ -207,7 +211,7 @@ def open_new(path: Path) -> RunFolder:
     state = folder.state()
     if state is not RunState.NEW:
         ensure_unlocked(folder.lock_file)
-    if state is RunState.STARTED:
+    if state is RunState.STARTED and folder.has_begun():
         raise RefusedError(f"{path} holds a run already: go on with it by --resume, or choose another output_dir.")
     if state is RunState.FINISHED:
         raise RefusedError(f"{path} holds a finished run (step {folder.finished_step()}): choose another output_dir.")
