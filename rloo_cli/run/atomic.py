@@ -199,9 +199,18 @@ class AtomicFolder:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             _remove_quietly(self.path)
+            self._explain(error)
             return
         with _on_failure(_remove_quietly, self.path):
             self._commit()
+
+    def _explain(self, error: BaseException) -> None:
+        """Raise a StorageError for what other code could not write below the folder."""
+        if isinstance(error, OSError):
+            with storage_errors("write", self.target):
+                raise error
+        if type(error).__module__.startswith("safetensors"):  # its errors are no OSErrors: "I/O error: No space left on device"
+            raise StorageError(f"cannot write {self.target}: {error}") from error
 
     def _commit(self) -> None:
         with storage_errors("write", self.target):

@@ -27,13 +27,13 @@ class MetricKey:
 METRICS: dict[str, MetricKey] = {
     "step": MetricKey("Optimizer step, from 1; an evaluation before training has 0.", "steps"),
     "epoch": MetricKey("Passes over the prompts so far.", "epochs"),
-    "num_tokens": MetricKey("Prompt and completion tokens trained on so far, each generation batch counted once.", "tokens"),
+    "num_tokens": MetricKey("Prompt and completion tokens so far; a prompt counts once for each of its completions.", "tokens"),
     "reward": MetricKey("Mean over completions of the weighted reward sum, before clipping and the KL penalty.", "reward"),
     "reward_std": MetricKey("Standard deviation (n−1) of that sum within a group, averaged over groups.", "reward"),
     "rewards/<name>/mean": MetricKey("Mean of one reward function over the completions that it applied to, unweighted.", "reward"),
     "rewards/<name>/std": MetricKey("Standard deviation (n−1) of the same values.", "reward"),
     "rewards/<name>/unscored": MetricKey("Share of completions that the function gave no reward (None, or failed).", "share"),
-    "rewards/<name>/failures": MetricKey("Completions on which the function failed under `on_error: unscored`.", "rows"),
+    "rewards/failures": MetricKey("Completions on which a reward function failed under `on_error: unscored`.", "rows"),
     "custom/<name>": MetricKey("A value that a reward function gave to log_metric, averaged.", "its own"),
     "completions/mean_length": MetricKey("Mean length of completions, EOS included.", "tokens"),
     "completions/min_length": MetricKey("Shortest completion.", "tokens"),
@@ -47,18 +47,14 @@ METRICS: dict[str, MetricKey] = {
     "groups/zero_std": MetricKey("Share of groups whose raw rewards are all equal (before KL).", "share"),
     "groups/no_signal": MetricKey("Groups with fewer than two scored completions.", "groups"),
     "rows/unscored": MetricKey("Completions without any reward: advantage 0, in nobody's baseline.", "rows"),
-    "rows/masked": MetricKey("Truncated completions left out of the loss by `mask_truncated_completions`.", "rows"),
     "rows/skipped": MetricKey("Rows left out of the training pass because their advantage is 0; their gradient would be 0.", "rows"),
     "loss": MetricKey("The loss of the optimizer step.", "loss"),
-    "aux_loss": MetricKey("A mixture-of-experts model's auxiliary loss, before its coefficient.", "loss"),
     "grad_norm": MetricKey("Norm of the gradient before clipping.", "norm"),
     "learning_rate": MetricKey("Learning rate of the step.", "rate"),
     "entropy": MetricKey("Mean entropy of the next-token distribution over completion tokens.", "nats"),
     "kl": MetricKey("KL estimate (k1) to the reference model, mean over completion tokens; it may be negative.", "nats/token"),
     "kl/sequence": MetricKey("The same, summed over a completion and averaged over completions: what beta multiplies.", "nats"),
     "clip_ratio/region_mean": MetricKey("Share of rows whose sequence ratio was clipped; 0 on-policy.", "share"),
-    "clip_ratio/low_mean": MetricKey("Share of rows clipped from below.", "share"),
-    "clip_ratio/high_mean": MetricKey("Share of rows clipped from above.", "share"),
     "sampling/logp_diff_mean": MetricKey(
         "Mean over tokens of the absolute difference between the trainer's and the sampler's log-prob.", "nats"
     ),
@@ -66,10 +62,9 @@ METRICS: dict[str, MetricKey] = {
     "sampling/ess": MetricKey(
         "Effective sample size of the sequence ratios trainer/sampler, as a share of the rows; 1 = the same policy.", "share"
     ),
-    "sampling/masked": MetricKey("Rows left out by `importance_sampling_correction: mask`.", "rows"),
     "eval/<key>": MetricKey("The same quantity on the evaluation split, in a row of its own.", "that of <key>"),
-    "eval/pass@k": MetricKey(
-        "Share of prompts of which at least one of k completions has the full reward; k = num_generations_eval.", "share"
+    "eval/rewards/<name>/pass@k": MetricKey(
+        "Share of prompts of which at least one of the k = num_generations_eval completions has a reward of 1 or more.", "share"
     ),
     "eval/prompts": MetricKey("Prompts evaluated.", "prompts"),
     "perf/seconds/generate": MetricKey("Wall time of sampling.", "s"),

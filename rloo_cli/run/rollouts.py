@@ -30,6 +30,12 @@ COLUMNS = {
 """The columns of a rollout file, a row a completion: arrow type and meaning."""
 
 
+def columns_markdown() -> str:
+    """The table of columns as markdown, for docs."""
+    rows = [f"| `{name}` | {kind} | {meaning} |" for name, (kind, meaning) in COLUMNS.items()]
+    return "\n".join(["| column | type | meaning |", "|---|---|---|", *rows]) + "\n"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRow:
     """One completion and all that is known about it; COLUMNS tells what each field means."""

@@ -12,7 +12,8 @@ from typing import Any
 
 from rloo_cli.errors import InterruptedTwiceError
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
+"""SIGHUP is a terminal that went away; under nohup it is ignored, and stays so."""
 
 GRACE_SECONDS = 3.0
 """After a second Ctrl-C the program unwinds; what is not done by then is ended the hard way."""
@@ -27,7 +28,7 @@ class StopRequested(Exception):
 
 
 class StopSignal:
-    """Catches SIGTERM, SIGUSR1 and SIGINT while its block runs, and remembers the first.
+    """Catches SIGTERM, SIGUSR1, SIGINT and SIGHUP while its block runs, and remembers the first.
 
     A second SIGINT raises InterruptedTwiceError wherever the main thread stands; `leave` is called if that does not end the process
     in time. Outside the main thread no handler can be installed: then only `request` sets the flag.
@@ -45,7 +46,8 @@ class StopSignal:
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
-            self._old = {number: signal.signal(number, self._handle) for number in STOP_SIGNALS}
+            heard = [number for number in STOP_SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+            self._old = {number: signal.signal(number, self._handle) for number in heard}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

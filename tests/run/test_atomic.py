@@ -165,6 +165,15 @@ def test_an_exception_in_the_block_leaves_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_what_other_code_cannot_write_is_a_storage_error_too(tmp_path):
+    from safetensors import SafetensorError
+
+    for error in (OSError(errno.ENOSPC, "No space left on device"), SafetensorError("I/O error: No space left on device")):
+        with pytest.raises(StorageError, match=r"cannot write .*final.*No space left"), atomic.AtomicFolder(tmp_path / "final"):
+            raise error
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_folder_is_complete_or_absent_whichever_call_fails(tmp_path, monkeypatch, fault):
     number = 0

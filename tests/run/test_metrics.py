@@ -14,10 +14,10 @@ def test_rows_are_read_back_without_what_is_absent(tmp_path):
     writer = MetricsWriter(tmp_path / "metrics.jsonl")
     assert writer.offset == 0
     writer.write({"step": 1, "reward": 0.1 + 0.2, "kl": None, "rewards/accuracy/mean": 1.0})
-    writer.write({"step": 1, "eval/rewards/accuracy/mean": 0.5, "eval/pass@8": 1.0})
+    writer.write({"step": 1, "eval/rewards/accuracy/mean": 0.5, "eval/rewards/accuracy/pass@8": 1.0})
     assert read_metrics(tmp_path / "metrics.jsonl") == [
         {"step": 1, "reward": 0.1 + 0.2, "rewards/accuracy/mean": 1.0},
-        {"step": 1, "eval/rewards/accuracy/mean": 0.5, "eval/pass@8": 1.0},
+        {"step": 1, "eval/rewards/accuracy/mean": 0.5, "eval/rewards/accuracy/pass@8": 1.0},
     ]
     assert writer.offset == (tmp_path / "metrics.jsonl").stat().st_size
 

@@ -13,7 +13,7 @@ from rloo_cli.errors import InterruptedTwiceError
 from rloo_cli.run.signals import StopRequested, StopSignal
 
 
-@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT"])
+@pytest.mark.parametrize("name", ["SIGTERM", "SIGUSR1", "SIGINT", "SIGHUP"])
 def test_a_signal_is_remembered_and_raised_where_asked(name):
     with StopSignal() as stop:
         stop.check()
@@ -35,6 +35,17 @@ def test_handlers_are_put_back():
     with StopSignal():
         assert signal.getsignal(signal.SIGTERM) not in before
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)] == before
+
+
+def test_under_nohup_a_hangup_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with StopSignal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stop.received is None
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_second_interrupt_leaves_at_once():

@@ -110,6 +110,18 @@ def test_a_tracker_that_cannot_start_is_refused(folder, wandb):
         open_trackers(folder, "wandb")
 
 
+def test_trackio_resumes_the_run_of_that_name(folder, monkeypatch):
+    fake, inits, rows = types.ModuleType("trackio"), [], []
+    run = types.SimpleNamespace(log=lambda values, step: rows.append((values, step)), finish=lambda: None)
+    fake.init = lambda **options: inits.append(options) or run
+    monkeypatch.setitem(sys.modules, "trackio", fake)
+    trackers = open_trackers(folder, "trackio")
+    trackers.log({"step": 3, "reward": 0.5})
+    trackers.close()
+    assert inits == [{"project": "rloo", "name": "my run", "resume": "allow", "config": RECIPE}]
+    assert rows == [({"reward": 0.5}, 3)]
+
+
 def test_the_module_is_light():
     code = "import sys, rloo_cli.run.trackers; print({'torch', 'accelerate', 'wandb'} & set(sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "set()\n"
