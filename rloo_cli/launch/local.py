@@ -139,9 +139,9 @@ def _environment(prepared: Prepared) -> Mapping[str, object]:
 
 def terminal(*, quiet: bool) -> Console:
     """Where progress goes: standard output, or nowhere."""
-    from rich.console import Console
+    from rloo_cli.run.progress import LastingConsole
 
-    return Console(highlight=False, soft_wrap=True, quiet=quiet)
+    return LastingConsole(highlight=False, soft_wrap=True, quiet=quiet)
 
 
 def _show_on(console: Console) -> Callable[[str], None]:
