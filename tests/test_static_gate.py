@@ -40,6 +40,7 @@ def test_the_package_is_clean(capsys):
         ("path.open(mode='ab')", "write"),
         ("path.open('x')", "write"),
         ("os.replace(a, b)", "write"),
+        ("os.open(path, os.O_WRONLY | os.O_CREAT)", "write"),
     ],
 )
 def test_a_forbidden_construct_is_found(source, kind):
@@ -57,6 +58,7 @@ def test_a_forbidden_construct_is_found(source, kind):
         "path.open('rb')",
         "try:\n    f()\nexcept ValueError:\n    pass",
         "subprocess.run(['ls'])",
+        "try:\n    f()\nexcept BaseException:\n    tidy()\n    raise",
     ],
 )
 def test_what_looks_alike_is_left_alone(source):
