@@ -64,11 +64,12 @@ class Measured:
         self.peak_mb = max(self.peak_mb, peak_mb)
 
 
-def run_process(command: list[str], folder: Path) -> tuple[str, float]:
+def run_process(command: list[str], folder: Path, *, threads: int | None = None) -> tuple[str, float]:
     """(standard output, peak resident set in MB) of a process; its last lines and an exit if it failed."""
     out, err = folder / "stdout", folder / "stderr"
+    environment = os.environ | ({"OMP_NUM_THREADS": str(threads)} if threads else {})
     with out.open("w") as stdout, err.open("w") as stderr:
-        process = subprocess.Popen(command, stdout=stdout, stderr=stderr)
+        process = subprocess.Popen(command, stdout=stdout, stderr=stderr, env=environment)
         _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
@@ -77,12 +78,12 @@ def run_process(command: list[str], folder: Path) -> tuple[str, float]:
     return out.read_text(), usage.ru_maxrss / 1024
 
 
-def run_trl(workload: Workload, measured: Measured, *, steps: int, continuous_batching: bool) -> None:
+def run_trl(workload: Workload, measured: Measured, *, steps: int, continuous_batching: bool, threads: int | None) -> None:
     """One process of the peer."""
     command = [sys.executable, str(HERE / "trl_side.py"), "--workload", to_json(workload), "--steps", str(steps + WARM_UP)]
     command += ["--bf16"] * measured.bf16 + ["--continuous-batching"] * continuous_batching
     with tempfile.TemporaryDirectory() as folder:
-        stdout, peak_mb = run_process(command, Path(folder))
+        stdout, peak_mb = run_process(command, Path(folder), threads=threads)
     measured.add(json.loads(stdout.splitlines()[-1]), peak_mb)
 
 
@@ -192,6 +193,7 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["bf16", "float32", "both"], default="both", help="bf16 autocast or float32 (default: both)")
     parser.add_argument("--sides", choices=["ours", "trl", "both"], default="both")
     parser.add_argument("--continuous-batching", action="store_true", help="let TRL generate with transformers' continuous batching")
+    parser.add_argument("--threads", type=int, help="CPU threads of TRL's process (default: its own choice); ours decides for itself")
     arguments = parser.parse_args()
 
     workload = find_workload(arguments.model, smollm2=arguments.smollm2)
@@ -207,7 +209,13 @@ def main() -> None:
             if "ours" in sides:
                 run_ours(workload, sides["ours"][i], steps=arguments.steps)
             if "trl" in sides:
-                run_trl(workload, sides["trl"][i], steps=arguments.steps, continuous_batching=arguments.continuous_batching)
+                run_trl(
+                    workload,
+                    sides["trl"][i],
+                    steps=arguments.steps,
+                    continuous_batching=arguments.continuous_batching,
+                    threads=arguments.threads,
+                )
     report(sides, workload)
 
 

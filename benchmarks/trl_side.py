@@ -12,6 +12,7 @@ import tempfile
 import time
 from typing import Any
 
+import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import RLOOConfig, RLOOTrainer
@@ -53,6 +54,7 @@ def run(workload: Workload, *, steps: int, bf16: bool, continuous_batching: bool
         lr_scheduler_type="constant",
         max_steps=steps,
         bf16=bf16,
+        use_cpu=not torch.cuda.is_available(),
         gradient_checkpointing=False,
         optim="adamw_torch_fused",
         disable_dropout=True,
