@@ -23,6 +23,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("rloo_cli/data/chat.py", "except"): "tokenizers raises plain Exception for a damaged tokenizer.json",
     ("rloo_cli/rewards/calls.py", "except"): "around user code: whatever a reward function does becomes a result",
     ("rloo_cli/rewards/worker.py", "except"): "the worker's edge",
+    ("rloo_cli/rewards/output.py", "write"): "what reward functions print, capped; a log that need not survive a crash",
     ("rloo_cli/rewards/worker.py", "write"): "the worker's own standard output, by descriptor",
     ("rloo_cli/rewards/python_tests_child.py", "except"): "around the code under test",
     ("rloo_cli/rewards/python_tests_child.py", "exec"): "running the completion is what this reward is for; in a child process with limits",
