@@ -38,8 +38,6 @@ class Block:
     key_index_RK: torch.Tensor
     query_position_RQ: torch.Tensor
     key_position_RK: torch.Tensor
-    scatter_from_L: torch.Tensor
-    """Indices into the flattened [R·Q] outputs, one for each packed token this block answers for."""
     masks: dict[int | None, torch.Tensor] = field(default_factory=dict)
     """Cache of `mask_R1QK` by sliding window; the same for every layer."""
 
@@ -74,56 +72,36 @@ def build_layout(prompt_lengths: Sequence[int], rows: Sequence[Sequence[int]], d
         rows: for each prompt, the lengths of its completions as packed (0 allowed).
         device: where the index tensors go.
     """
-    prompt_spans, completion_spans, start = [], [], 0
-    for length, completions in zip(prompt_lengths, rows, strict=True):
-        prompt = range(start, start + length)
-        prompt_spans.append(prompt)
-        start += length
-        for completion in completions:
-            if completion:
-                completion_spans.append((prompt, range(start, start + completion)))
-            start += completion
-    blocks = [_block([(range(0), span) for span in prompt_spans], device)]
-    if completion_spans:
-        blocks.append(_block(completion_spans, device))
-    order = torch.cat(list(_tokens(prompt_spans, completion_spans))).to(device)
-    offset, places = 0, []
+    prompts, completions, start = [], [], 0
+    for length, own_lengths in zip(prompt_lengths, rows, strict=True):
+        prompt_start, start = start, start + length
+        prompts.append((prompt_start, 0, prompt_start, length))
+        for own in own_lengths:
+            if own:
+                completions.append((prompt_start, length, start, own))
+            start += own
+    blocks = [_block(spans, device) for spans in (prompts, completions) if spans]
+    gather_L = torch.empty(start, dtype=torch.long, device=device)
+    offset = 0
     for block in blocks:
-        places.append(block.scatter_from_L + offset)
-        offset += block.query_index_RQ.numel()
-    gather_L = torch.empty_like(order)
-    gather_L[order] = torch.cat(places)
+        is_query_RQ = block.query_position_RQ >= 0
+        gather_L[block.query_index_RQ[is_query_RQ]] = is_query_RQ.flatten().nonzero()[:, 0] + offset
+        offset += is_query_RQ.numel()
     return PackedLayout(blocks=tuple(blocks), gather_L=gather_L)
 
 
-def _tokens(prompts: list[range], completions: list[tuple[range, range]]) -> list[torch.Tensor]:
-    spans = prompts + [own for _, own in completions]
-    return [torch.arange(span.start, span.stop) for span in spans]
-
-
-def _block(spans: list[tuple[range, range]], device: torch.device) -> Block:
-    """Rows from (context span, own span) pairs; queries are the own tokens, keys are context and own."""
-    queries = max(len(own) for _, own in spans)
-    keys = max(len(context) + len(own) for context, own in spans)
-    shape_q, shape_k = (len(spans), queries), (len(spans), keys)
-    query_index, query_position = torch.zeros(shape_q, dtype=torch.long), torch.full(shape_q, -1)
-    key_index, key_position = torch.zeros(shape_k, dtype=torch.long), torch.full(shape_k, -1)
-    places = []
-    for r, (context, own) in enumerate(spans):
-        before, after = len(context), len(context) + len(own)
-        own_index = torch.arange(own.start, own.stop)
-        query_index[r, : len(own)] = own_index
-        query_position[r, : len(own)] = torch.arange(before, after)
-        key_index[r, :before] = torch.arange(context.start, context.stop)
-        key_index[r, before:after] = own_index
-        key_position[r, :after] = torch.arange(after)
-        places.append(torch.arange(r * queries, r * queries + len(own)))
+def _block(spans: Sequence[tuple[int, int, int, int]], device: torch.device) -> Block:
+    """Rows from (context start, context length, own start, own length): queries are the own tokens, keys context and own."""
+    context_start, context, own_start, own = (column[:, None] for column in torch.tensor(spans, device=device).unbind(1))
+    query_Q = torch.arange(int(own.max()), device=device)
+    key_K = torch.arange(int((context + own).max()), device=device)
+    is_query, is_key = query_Q < own, key_K < context + own
+    key_index = torch.where(key_K < context, context_start + key_K, own_start + key_K - context)
     return Block(
-        query_index_RQ=query_index.to(device),
-        key_index_RK=key_index.to(device),
-        query_position_RQ=query_position.to(device),
-        key_position_RK=key_position.to(device),
-        scatter_from_L=torch.cat(places).to(device),
+        query_index_RQ=torch.where(is_query, own_start + query_Q, 0),
+        key_index_RK=torch.where(is_key, key_index, 0),
+        query_position_RQ=torch.where(is_query, context + query_Q, -1),
+        key_position_RK=torch.where(is_key, key_K, -1),
     )
 
 

@@ -1,0 +1,75 @@
+import psutil
+import pytest
+import tiny
+import torch
+
+from rloo_cli.recipe.schema import TrainingSection
+from rloo_cli.training import auto
+from rloo_cli.training.policy import Policy
+
+CPU = torch.device("cpu")
+PROMPT = tuple(range(20, 32))
+
+
+def plain_policy(model):
+    return Policy(model, layout="plain", temperature=1.0, head_chunk=None)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"), [("qwen2", "packed"), ("llama", "packed"), ("gpt2", "packed"), ("gemma", "packed"), ("falcon_h1", "plain")]
+)
+def test_layout_is_packed_only_where_it_agrees(name, expected):
+    policy = plain_policy(tiny.MODELS[name]())
+    assert auto.decide_layout(TrainingSection(), policy, prompt_ids=PROMPT, completion_length=30) == expected
+
+
+def test_a_model_whose_attention_wants_more_is_plain(caplog):
+    """Gemma 2's attention caps its scores, which packed attention does not know."""
+    from transformers import AutoModelForCausalLM, Gemma2Config
+
+    config = Gemma2Config(
+        vocab_size=260, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=32
+    )
+    policy = plain_policy(AutoModelForCausalLM.from_config(config).eval())
+    with caplog.at_level("INFO"):
+        assert auto.decide_layout(TrainingSection(), policy, prompt_ids=PROMPT, completion_length=30) == "plain"
+    assert "layout: plain" in caplog.text
+
+
+@pytest.mark.parametrize("layout", ["packed", "plain"])
+def test_a_given_layout_is_taken(layout):
+    policy = plain_policy(tiny.falcon_h1())
+    assert auto.decide_layout(TrainingSection(layout=layout), policy, prompt_ids=PROMPT, completion_length=5) == layout
+
+
+def test_threads_one_for_a_small_model_and_as_given():
+    assert auto.decide_threads(TrainingSection(), 1000) == 1
+    assert 1 <= auto.decide_threads(TrainingSection(), 10**9) <= psutil.cpu_count()
+    assert auto.decide_threads(TrainingSection(threads=3), 1000) == 3
+
+
+def test_bf16_only_when_asked_for_and_faster(monkeypatch):
+    assert auto.decide_bf16(TrainingSection(bf16=False), CPU) is False
+    monkeypatch.setattr(auto, "_product_seconds", lambda dtype: 1.0 if dtype == torch.float32 else 0.9)
+    assert auto.decide_bf16(TrainingSection(), CPU) is False
+    monkeypatch.setattr(auto, "_product_seconds", lambda dtype: 1.0 if dtype == torch.float32 else 0.3)
+    assert auto.decide_bf16(TrainingSection(), CPU) is True
+
+
+def test_the_token_budget_shrinks_with_the_free_memory(monkeypatch):
+    class Memory:
+        available = 10**9
+
+    model = tiny.qwen2()
+    assert auto.decide_max_tokens(TrainingSection(), model, CPU) == auto.CPU_TOKENS
+    monkeypatch.setattr(auto.psutil, "virtual_memory", lambda: Memory)
+    Memory.available = 2 * 10**7
+    assert auto.decide_max_tokens(TrainingSection(), model, CPU) < auto.CPU_TOKENS
+    assert auto.decide_max_tokens(TrainingSection(max_tokens_per_micro_batch=77), model, CPU) == 77
+
+
+def test_the_head_is_chunked_where_its_logits_are_large():
+    assert auto.decide_head_chunk(TrainingSection(), 50_000, 4096) is None
+    assert auto.decide_head_chunk(TrainingSection(), 256_000, 16384) == auto.HEAD_CHUNK_BYTES // (256_000 * 4)
+    assert auto.decide_head_chunk(TrainingSection(head_chunk=9), 10, 10) == 9
+    assert auto.decide_head_chunk(TrainingSection(head_chunk=None), 256_000, 16384) is None
