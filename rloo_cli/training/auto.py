@@ -33,18 +33,23 @@ def decide_bf16(training: TrainingSection, device: torch.device) -> bool:
         return False
     if device.type == "cuda":
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    return _product_seconds(torch.float32) > BF16_PAYS * _product_seconds(torch.bfloat16)
+    full, half = _product_seconds()
+    return full > BF16_PAYS * half
 
 
-def _product_seconds(dtype: torch.dtype, size: int = 768, repeats: int = 5) -> float:
-    """The best of a few timings of a square matrix product on the CPU."""
-    a = torch.ones(size, size, dtype=dtype)
-    times = []
+def _product_seconds(size: int = 512, repeats: int = 9) -> tuple[float, float]:
+    """The best times of a square matrix product on the CPU, float32 and bfloat16, on one thread and in turn: others may use the machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    factors = [torch.ones(size, size, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
+    times: list[list[float]] = [[], []]
     for _ in range(repeats):
-        started = time.perf_counter()
-        torch.mm(a, a)
-        times.append(time.perf_counter() - started)
-    return min(times[1:])
+        for factor, measured in zip(factors, times, strict=True):
+            started = time.perf_counter()
+            torch.mm(factor, factor)
+            measured.append(time.perf_counter() - started)
+    torch.set_num_threads(threads)
+    return min(times[0]), min(times[1])
 
 
 def decide_threads(training: TrainingSection, parameters: int) -> int:
@@ -85,7 +90,7 @@ def _probe_group(prompt_ids: tuple[int, ...], completion_length: int) -> GroupRo
 
 def _probe(policy: Policy, group: GroupRows, layout: Layout) -> torch.Tensor:
     was_training = policy.training
-    policy.use_layout(layout)
+    policy.layout = layout
     with torch.no_grad():
         logp_N, _ = policy.eval()(build_scoring_batch([group], layout, next(policy.parameters()).device))
     policy.train(was_training)

@@ -14,11 +14,6 @@ def save_final_model(folder: RunFolder, model: PreTrainedModel, tokenizer: PreTr
     Raises:
         StorageError: it could not be written; the last checkpoint stands.
     """
-    implementation = model.config._attn_implementation
-    model.set_attn_implementation("sdpa")  # ours has a meaning in this program alone
-    try:
-        with AtomicFolder(folder.final, info={"kind": "final", "step": step}, replace=True) as files:
-            model.save_pretrained(files.path)
-            tokenizer.save_pretrained(files.path)
-    finally:
-        model.set_attn_implementation(implementation)
+    with AtomicFolder(folder.final, info={"kind": "final", "step": step}, replace=True) as files:
+        model.save_pretrained(files.path)
+        tokenizer.save_pretrained(files.path)

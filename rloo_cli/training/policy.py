@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
@@ -28,16 +30,33 @@ class Policy(torch.nn.Module):
         self.model = model
         self.temperature = temperature
         self.head_chunk = head_chunk
-        self.use_layout(layout)
-
-    def use_layout(self, layout: Layout) -> None:
-        """Choose how micro-batches are laid out from here on."""
         self.layout: Layout = layout
-        self.model.set_attn_implementation(PACKED if layout == "packed" else "sdpa")
+
+    @contextmanager
+    def attention(self) -> Iterator[None]:
+        """The attention that the layout needs, for a while: around a forward pass and, where activations are recomputed, its backward.
+
+        Outside, the model has the attention that it was loaded with, for whoever else uses it.
+        """
+        if self.layout == "plain":
+            yield
+            return
+        configs = {id(module.config): module.config for module in self.model.modules() if isinstance(module, PreTrainedModel)}
+        before = [(config, config._attn_implementation) for config in configs.values()]
+        try:
+            for config, _ in before:
+                config._attn_implementation = PACKED
+            yield
+        finally:
+            for config, own in before:
+                config._attn_implementation = own
 
     def forward(self, batch: ScoringBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """(log-prob, entropy) of every completion token, both [N], nats."""
-        outputs = self.model.base_model(input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.model_kwargs)
+        with self.attention():
+            outputs = self.model.base_model(
+                input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.model_kwargs
+            )
         hidden_ND = outputs.last_hidden_state.flatten(0, 1).index_select(0, batch.predict_N)
         return head_logprobs(hidden_ND, find_head(self.model), batch.target_N, temperature=self.temperature, chunk=self.head_chunk)
 

@@ -140,7 +140,7 @@ def _policy(inputs: TrainingInputs, model: PreTrainedModel, accelerator: Acceler
     policy = Policy(model, layout="plain", temperature=recipe.generation.temperature, head_chunk=None)
     probe = inputs.prompts[0].token_ids
     length = recipe.generation.max_completion_length or len(probe)
-    policy.use_layout(auto.decide_layout(training, policy, prompt_ids=probe, completion_length=length))
+    policy.layout = auto.decide_layout(training, policy, prompt_ids=probe, completion_length=length)
     max_tokens = auto.decide_max_tokens(training, model, device)
     policy.head_chunk = auto.decide_head_chunk(training, model.config.get_text_config().vocab_size, max_tokens)
     decided = {

@@ -103,7 +103,7 @@ class Updater:
         n = self._count(experience, groups)
         metrics = PassMetrics()
         self.policy.train()
-        with self.accelerator.autocast():
+        with self.accelerator.autocast(), self.policy.attention():
             for pieces in micro_batches:
                 self.check_stop()
                 experience = self._backward(experience, pieces, n, metrics, step, first_use=use == 0)

@@ -50,9 +50,9 @@ def test_threads_one_for_a_small_model_and_as_given():
 
 def test_bf16_only_when_asked_for_and_faster(monkeypatch):
     assert auto.decide_bf16(TrainingSection(bf16=False), CPU) is False
-    monkeypatch.setattr(auto, "_product_seconds", lambda dtype: 1.0 if dtype == torch.float32 else 0.9)
+    monkeypatch.setattr(auto, "_product_seconds", lambda: (1.0, 0.9))
     assert auto.decide_bf16(TrainingSection(), CPU) is False
-    monkeypatch.setattr(auto, "_product_seconds", lambda dtype: 1.0 if dtype == torch.float32 else 0.3)
+    monkeypatch.setattr(auto, "_product_seconds", lambda: (1.0, 0.3))
     assert auto.decide_bf16(TrainingSection(), CPU) is True
 
 

@@ -108,8 +108,11 @@ def test_gradient_checkpointing_changes_nothing():
     model, groups = tiny.qwen2(dtype=torch.float64), some_groups(seed=4)
     plain = gradients(model, score(model, groups, "packed")[0])
     model.gradient_checkpointing_enable({"use_reentrant": False})
-    model.train()
-    assert torch.allclose(gradients(model, score(model, groups, "packed")[0]), plain, rtol=1e-12, atol=1e-12)
+    policy = Policy(model.train(), layout="packed", temperature=TEMPERATURE, head_chunk=None)
+    with policy.attention():
+        again = gradients(model, policy(build_scoring_batch(groups, "packed", CPU))[0])
+    assert torch.allclose(again, plain, rtol=1e-12, atol=1e-12)
+    assert model.config._attn_implementation == "sdpa"
 
 
 def test_micro_batches_hold_whole_groups_within_the_budget():
