@@ -101,6 +101,8 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
         DataError: rows that cannot be used.
     """
     rewards.start()
+    import transformers  # noqa: F401 - so that it can be told to be quiet
+
     from rloo_cli.data.chat import load_tokenizer
     from rloo_cli.data.dataset import load_prompts
     from rloo_cli.plan.context import context_length

@@ -88,6 +88,7 @@ def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 def quiet_libraries() -> None:
     """Keep third-party messages and bars off the terminal (they still reach the log). To be called after those libraries are imported."""
+    logging.getLogger("DeepSpeed").addFilter(_is_error)  # it brings its own handler, and is imported later by transformers
     if "transformers" in sys.modules:
         from transformers.utils import logging as transformers_logging
 
@@ -98,6 +99,10 @@ def quiet_libraries() -> None:
         import datasets
 
         datasets.disable_progress_bars()
+
+
+def _is_error(record: logging.LogRecord) -> bool:
+    return record.levelno >= logging.ERROR
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
