@@ -82,6 +82,11 @@ class TrainerState:
     """Optimizer step being prepared, from 1 (0 in an evaluation before training)."""
     max_steps: int
 
+    @property
+    def global_step(self) -> int:
+        """Optimizer steps that are done: transformers' name, for reward functions written for it."""
+        return max(self.step - 1, 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupRewards:

@@ -140,19 +140,19 @@ def seed_of(step: int, key: int, function: int, items: Sequence[int] | None) -> 
     return zlib.crc32(f"{step}:{key}:{function}:{items}".encode("ascii"))
 
 
-def first_attempts(calls: Sequence[Call], entries: Sequence[RewardEntry], is_async: Sequence[bool]) -> deque[Unit]:
+def first_attempts(calls: Sequence[Call], entries: Sequence[RewardEntry], is_async: Mapping[int, bool]) -> deque[Unit]:
     """The units of a group: its coroutine functions beside each other, then every other function by itself."""
     beside = [call for call in calls if is_async[call.function]]
     others = [[call] for call in calls if not is_async[call.function]]
     return deque(_unit(chosen, None, entries, is_async) for chosen in [beside, *others] if chosen)
 
 
-def second_attempts(call: Call, items: Sequence[int], entries: Sequence[RewardEntry], is_async: Sequence[bool]) -> deque[Unit]:
+def second_attempts(call: Call, items: Sequence[int], entries: Sequence[RewardEntry], is_async: Mapping[int, bool]) -> deque[Unit]:
     """One unit for each of the rows."""
     return deque(_unit([call], (item,), entries, is_async) for item in items)
 
 
-def _unit(calls: Sequence[Call], items: tuple[int, ...] | None, entries: Sequence[RewardEntry], is_async: Sequence[bool]) -> Unit:
+def _unit(calls: Sequence[Call], items: tuple[int, ...] | None, entries: Sequence[RewardEntry], is_async: Mapping[int, bool]) -> Unit:
     seconds = max(entries[call.function].timeout * len(items or call.values) for call in calls)
     grace = ASYNC_GRACE_SECONDS if is_async[calls[0].function] else 0.0
     return Unit(calls=tuple(calls), items=items, seconds=seconds + grace)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
+OOM_SCORE = "/proc/self/oom_score_adj"
 ROUNDS = 100
 ROUND_SECONDS = 0.002
 """A family is killed in rounds, since it may fork meanwhile; what survives all of them sits in the kernel and dies later."""
@@ -61,7 +62,7 @@ def _do_nothing(number: int, frame: object) -> None:
 def be_killed_first() -> None:
     """Offer this process to the kernel before the trainer when memory runs out; no core files."""
     with contextlib.suppress(OSError):
-        descriptor = os.open("/proc/self/oom_score_adj", os.O_WRONLY)
+        descriptor = os.open(OOM_SCORE, os.O_WRONLY)
         os.write(descriptor, b"1000")
         os.close(descriptor)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import io
 import os
 import signal
 import socket
@@ -152,4 +153,5 @@ def come_home(home: Home) -> None:
 
 def _stream(descriptor: int) -> Any:
     # Not strict: completions may hold lone surrogates, and printing them is no failure of a reward.
-    return open(descriptor, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+    raw = io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=False))
+    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)

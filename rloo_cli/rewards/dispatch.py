@@ -1,0 +1,114 @@
+"""Who works at what: jobs wait in a queue, idle workers get them, failed rows come back as jobs for fresh workers."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rloo_cli.rewards.calls import late
+from rloo_cli.rewards.jobs import Call, Job, Unit, first_attempts, is_result, plain_group, second_attempts
+from rloo_cli.rewards.ledger import Ledger
+from rloo_cli.rewards.pool import Event, Worker, WorkerPool
+from rloo_cli.rewards.resolve import RewardSource
+from rloo_cli.types import Group
+
+if TYPE_CHECKING:
+    from rloo_cli.recipe.schema import RewardEntry
+
+
+class Dispatcher:
+    """Hands jobs to the workers of a pool and their results to the ledger."""
+
+    def __init__(self, pool: WorkerPool, ledger: Ledger, entries: Sequence[RewardEntry], sources: Mapping[int, RewardSource]) -> None:
+        """`sources`: those of the functions that run in workers."""
+        self._pool = pool
+        self._ledger = ledger
+        self._entries = entries
+        self._is_async = {k: source.is_async for k, source in sources.items()}
+        self._columns = columns_taken(list(sources.values()))
+        self._queue: deque[Job] = deque()
+
+    def add(self, groups: Sequence[tuple[int, Group]], functions: Sequence[int]) -> None:
+        """Queue these functions over the rows of these groups."""
+        with_ids = self._columns is None or "completion_ids" in self._columns
+        job = Job(
+            groups=groups,
+            rows=[plain_group(group, columns=self._columns, with_ids=with_ids) for _, group in groups],
+            state=self._ledger.state,
+            units=first_attempts([self._ledger.add_call(k, groups) for k in functions], self._entries, self._is_async),
+        )
+        self._queue.append(job)
+
+    def pump(self, timeout: float) -> None:
+        """Hand out what waits, take what has come back, or comes within `timeout` seconds. Raises DataError for what cannot be sent."""
+        self._hand_out()
+        for event in self._pool.wait(timeout):
+            if isinstance(event.job, Job) and event.job.units:
+                self._note(event, event.job)
+        self._hand_out()
+
+    def forget(self) -> None:
+        """Drop what waits; workers that are busy are replaced."""
+        self._queue.clear()
+        for worker in [worker for worker in self._pool.workers if worker.job is not None]:
+            self._pool.replace(worker)
+
+    def _hand_out(self) -> None:
+        for job in list(self._queue):
+            if all(worker.job is not None for worker in self._pool.workers):
+                return
+            worker = self._worker_for(job)
+            if worker is not None:
+                self._queue.remove(job)
+                self._pool.send(worker, job, job.request(), job.units[0].seconds)
+
+    def _worker_for(self, job: Job) -> Worker | None:
+        idle = [worker for worker in self._pool.workers if worker.is_ready and worker.job is None]
+        fresh = [worker for worker in idle if worker.is_fresh]
+        if not job.needs_fresh:
+            return next((worker for worker in idle if not worker.is_fresh), fresh[0] if fresh else None)
+        if not fresh and idle and all(worker.is_ready for worker in self._pool.workers):
+            self._pool.replace(idle[0])  # its successor takes the job
+        return fresh[0] if fresh else None
+
+    def _note(self, event: Event, job: Job) -> None:
+        """Settle the unit that an event ends."""
+        unit = job.units.popleft()
+        items = unit.items if unit.items is not None else range(len(unit.calls[0].values))
+        if event.answer is None:
+            results = [self._ended(call, event, len(items)) for call in unit.calls]
+            if job.units:
+                self._queue.appendleft(job)
+        else:
+            results = _results(event.answer, unit, len(items))
+            event.worker.job = job if job.units else None
+            event.worker.deadline = time.monotonic() + job.units[0].seconds if job.units else float("inf")
+        for call, result in zip(unit.calls, results, strict=True):
+            again = self._ledger.settle(call, items, result, is_first=unit.items is None)
+            if again:
+                units = second_attempts(call, again, self._entries, self._is_async)
+                self._queue.appendleft(Job(groups=job.groups, rows=job.rows, state=job.state, units=units, needs_fresh=True))
+
+    def _ended(self, call: Call, event: Event, count: int) -> dict[str, Any]:
+        limit = self._entries[call.function].timeout * count
+        line = f"{late(limit)}, its worker was killed" if event.reason is None else f"its worker died: {event.reason}"
+        return {"error": line, "retry": True, "traceback": ""}
+
+
+def _results(answer: Mapping[str, Any], unit: Unit, count: int) -> list[dict[str, Any]]:
+    results, seconds = answer.get("results"), answer.get("seconds")
+    is_sound = isinstance(results, list) and len(results) == len(unit.calls) and all(is_result(result, count) for result in results)
+    if not is_sound or not isinstance(results, list) or not isinstance(seconds, float):
+        return [{"error": "its worker sent an answer of the wrong form", "retry": True, "traceback": ""} for _ in unit.calls]
+    for call in unit.calls:
+        call.seconds += seconds / len(unit.calls)
+    return results
+
+
+def columns_taken(sources: Sequence[RewardSource]) -> frozenset[str] | None:
+    """The arguments that some of these functions take; None = every column."""
+    if any(source.takes_any_keyword for source in sources):
+        return None
+    return frozenset(name for source in sources for name in source.parameters)
