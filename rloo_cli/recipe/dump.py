@@ -6,8 +6,8 @@ from typing import Any
 
 import yaml
 
+from rloo_cli.recipe.scalars import reads_as_text
 from rloo_cli.recipe.schema import Recipe
-from rloo_cli.recipe.yaml_source import reads_as_text
 
 
 class _Dumper(yaml.SafeDumper):
@@ -21,7 +21,8 @@ class _Dumper(yaml.SafeDumper):
 def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     if "\n" in text:
         return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if _fits_block(text) else '"')
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=None if reads_as_text(text) else "'")
+    style = None if reads_as_text(text) else "'"
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style if text.isprintable() else '"')
 
 
 def _fits_block(text: str) -> bool:

@@ -17,23 +17,11 @@ from typing import Any
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic.fields import FieldInfo
 
+from rloo_cli.recipe.nodes import Broken, Fields, Items, Node, Place, Scalar, printable
+from rloo_cli.recipe.nodes import Problems as _Problems
+from rloo_cli.recipe.scalars import FALSE_WORDS, TRUE_WORDS, is_null, number_in, plain_data
 from rloo_cli.recipe.schema import Recipe, RewardEntry, Section
-from rloo_cli.recipe.yaml_source import (
-    FALSE_WORDS,
-    TRUE_WORDS,
-    Broken,
-    Fields,
-    Items,
-    Node,
-    Place,
-    Scalar,
-    is_null,
-    number_in,
-    parse,
-    plain_data,
-    printable,
-)
-from rloo_cli.recipe.yaml_source import Problems as _Problems
+from rloo_cli.recipe.yaml_source import parse
 
 Fail = Callable[[Place, str], None]
 BROKEN: Any = object()

@@ -8,9 +8,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rloo_cli.recipe.fields import LEAVES, SECTIONS, shown
+from rloo_cli.recipe.nodes import Broken, Fields, Items, Node, Pair, Place, Problems, Scalar, printable
 from rloo_cli.recipe.paths import expand_variables
+from rloo_cli.recipe.scalars import is_null
 from rloo_cli.recipe.settings import Entry, Settings, gather_rewards, read_settings
-from rloo_cli.recipe.yaml_source import Broken, Fields, Items, Node, Pair, Place, Problems, Scalar, is_null, parse, printable, read_text
+from rloo_cli.recipe.trl_keys import known_key
+from rloo_cli.recipe.yaml_source import parse, read_text
 
 MAX_EXTENDS = 20
 """Recipes in a chain."""
@@ -77,7 +80,8 @@ def apply_override(settings: Settings, override: str, folder: Path, problems: Pr
     """Put one `NAME=VALUE` over the settings; NAME is a leaf, a dotted path, or rewards[0].weight; VALUE is YAML."""
     name, equals, text = override.partition("=")
     name = name.strip()
-    place = Place(f"--set {printable(override)}")
+    key = known_key(name.rpartition(".")[2])
+    place = Place(f"--set {printable(name)}=…" if key and key.is_secret else f"--set {printable(override)}")
     if not equals or not _PATH.fullmatch(name):
         problems.add(place, "", "expected NAME=VALUE, such as `--set beta=0.1` or `--set generation.temperature=0.8`.")
         return

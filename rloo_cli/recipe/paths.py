@@ -66,7 +66,7 @@ def resolve(text: str, kind: str, folders: Sequence[Path]) -> tuple[str, str]:
         return text, ""
     if Path(text).is_absolute():
         return text, "no such file or folder."
-    looked = " nor ".join(dict.fromkeys(str(folder) for folder in folders))
+    looked = " nor ".join(dict.fromkeys(f"`{folder}`" for folder in folders))
     hub = "" if kind == "file" else "; a hub id is NAME or OWNER/NAME"
     return text, f"no such file or folder in {looked}{hub}."
 

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from rloo_cli.recipe.batch import batch_faults, plan_batches
+from rloo_cli.recipe.fields import LEAVES, REWARD_LEAVES
 from rloo_cli.recipe.schema import Recipe, RewardEntry
 
 
@@ -29,11 +30,17 @@ class Context:
     recipe: Recipe
     num_processes: int
     given: frozenset[str]
-    """Dotted fields that the recipe's author wrote, `rewards[0].timeout` among them."""
+    """Dotted fields that the recipe's author wrote; a field at the top level also by its bare name."""
 
-    def first_given(self, fields: tuple[str, ...]) -> str:
-        """The first of the fields that was written, else the first."""
-        return next((name for name in fields if name in self.given), fields[0])
+    def is_changed(self, field: str) -> bool:
+        """Whether the author wrote the field, and something other than its default (a resolved recipe writes everything out)."""
+        section, _, name = field.partition(".")
+        default = LEAVES[name].info.get_default(call_default_factory=True)
+        return field in self.given and getattr(getattr(self.recipe, section), name) != default
+
+    def first_changed(self, fields: tuple[str, ...]) -> str:
+        """The first of the fields that the author changed, else the first."""
+        return next((name for name in fields if self.is_changed(name)), fields[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +75,7 @@ _BATCH_FIELDS = (
 @_rule(*_BATCH_FIELDS)
 def _batch(context: Context) -> Iterator[Finding]:
     for fault in batch_faults(context.recipe, context.num_processes):
-        yield Finding(context.first_given(fault.fields), fault.message)
+        yield Finding(context.first_changed(fault.fields), fault.message)
 
 
 @_rule(*_BATCH_FIELDS, "algorithm.beta")
@@ -87,7 +94,7 @@ def _clip_range(context: Context) -> Iterator[Finding]:
     algorithm = context.recipe.algorithm
     if not batch_faults(context.recipe, context.num_processes) and not plan_batches(context.recipe, context.num_processes).off_policy:
         for name in ("algorithm.epsilon", "algorithm.epsilon_high"):
-            if name in context.given and getattr(algorithm, name.partition(".")[2]) is not None:
+            if context.is_changed(name):
                 yield Finding(name, "not read: every generation batch serves one optimizer step, so nothing is clipped.", is_notice=True)
     if algorithm.epsilon_high is not None and algorithm.epsilon_high < algorithm.epsilon:
         low, high = 1 - algorithm.epsilon, 1 + algorithm.epsilon_high
@@ -108,7 +115,7 @@ def _reward_clip_range(context: Context) -> Iterator[Finding]:
 
 @_rule("algorithm.importance_sampling_correction", "algorithm.importance_sampling_cap")
 def _sampling_cap(context: Context) -> Iterator[Finding]:
-    if "algorithm.importance_sampling_cap" in context.given and context.recipe.algorithm.importance_sampling_correction == "none":
+    if context.is_changed("algorithm.importance_sampling_cap") and context.recipe.algorithm.importance_sampling_correction == "none":
         yield Finding("algorithm.importance_sampling_cap", "not read: importance_sampling_correction is none.", is_notice=True)
 
 
@@ -145,11 +152,11 @@ def _eval_steps(context: Context) -> Iterator[Finding]:
 @_rule("run.save_strategy", "run.save_steps", "run.save_total_limit", "training.max_steps")
 def _saving(context: Context) -> Iterator[Finding]:
     run, max_steps = context.recipe.run, context.recipe.training.max_steps
-    if run.save_strategy != "steps" and "run.save_steps" in context.given:
+    if run.save_strategy != "steps" and context.is_changed("run.save_steps"):
         yield Finding("run.save_steps", f"not read: save_strategy is {run.save_strategy}.", is_notice=True)
     if run.save_strategy == "no" and run.save_total_limit is not None:
         yield Finding("run.save_total_limit", "not read: save_strategy is no.", is_notice=True)
-    if run.save_strategy == "steps" and "run.save_steps" in context.given and 0 < max_steps < run.save_steps:
+    if run.save_strategy == "steps" and context.is_changed("run.save_steps") and 0 < max_steps < run.save_steps:
         yield Finding("run.save_steps", f"{run.save_steps} is beyond max_steps {max_steps}: no checkpoint before the end.", is_notice=True)
 
 
@@ -158,7 +165,7 @@ def _steps(context: Context) -> Iterator[Finding]:
     training = context.recipe.training
     if training.max_steps == 0:
         yield Finding("training.max_steps", "0 steps train nothing; -1 = as many as num_train_epochs needs.")
-    if training.max_steps > 0 and "training.num_train_epochs" in context.given:
+    if training.max_steps > 0 and context.is_changed("training.num_train_epochs"):
         yield Finding("training.num_train_epochs", f"not read: max_steps {training.max_steps} decides.", is_notice=True)
     if training.warmup_steps >= 1 and not float(training.warmup_steps).is_integer():
         yield Finding("training.warmup_steps", f"{training.warmup_steps:g}: a whole number of steps, or a share of all steps below 1.")
@@ -216,7 +223,7 @@ def _small_updates(context: Context) -> Iterator[Finding]:
 
 @_rule("data.max_prompt_length", "data.overlong_prompts")
 def _prompts_are_never_cut(context: Context) -> Iterator[Finding]:
-    if "max_prompt_length" in context.given and "data.overlong_prompts" not in context.given:
+    if {"max_prompt_length", "data.overlong_prompts"} & context.given == {"max_prompt_length"} and context.recipe.data.max_prompt_length:
         yield Finding(
             "data.max_prompt_length",
             "older trainers cut longer prompts; here they are an error, or with `overlong_prompts: drop` left out and counted.",
@@ -235,6 +242,7 @@ def _stop_strings(context: Context) -> Iterator[Finding]:
 
 _DOTTED = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 _VARIABLE = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+_PASSED_ANYWAY = {"prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra"}
 _REWARD_NAME = re.compile(r"[^\s/\\]+")
 
 
@@ -253,7 +261,9 @@ def _reward_entries(context: Context) -> Iterator[Finding]:
         for variable in entry.env:
             if not _VARIABLE.fullmatch(variable):
                 yield Finding(f"rewards[{i}].env", f"'{variable[:60]}' is no name of an environment variable.")
-        if entry.run_in == "trainer" and f"rewards[{i}].timeout" in context.given:
+        for name in _PASSED_ANYWAY & entry.kwargs.keys():
+            yield Finding(f"rewards[{i}].kwargs.{name}", f"the trainer passes `{name}` itself; take another name.")
+        if entry.run_in == "trainer" and entry.timeout != REWARD_LEAVES["timeout"].info.default:
             yield Finding(f"rewards[{i}].timeout", "not read: in the trainer there is no deadline.", is_notice=True)
 
 

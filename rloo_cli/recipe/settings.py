@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rloo_cli.recipe.fields import LEAVES, SECTIONS, closest, shown
+from rloo_cli.recipe.nodes import Broken, Fields, Items, Node, Pair, Place, Problems, Scalar, printable
+from rloo_cli.recipe.scalars import is_null, number_in
 from rloo_cli.recipe.trl_keys import OTHER_KEYS, RENAMED, TRL_KEYS, known_key
-from rloo_cli.recipe.yaml_source import Broken, Fields, Items, Node, Pair, Place, Problems, Scalar, is_null, number_in, printable
 
 REWARD_KEYS = ("rewards", "reward_funcs", "reward_weights")
 TOP_KEYS = (*SECTIONS, *REWARD_KEYS, "extends")

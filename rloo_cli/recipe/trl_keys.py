@@ -292,8 +292,8 @@ _TRAINING: dict[str, TrlKey] = {
 TRL_KEYS: Mapping[str, TrlKey] = _SCRIPT | _RLOO | _MODEL | _TRAINING
 """Key → what happens to it: all 193 of TRL 1.16."""
 
-_OLD_TRAINER = "belongs to the RLOO trainer before TRL 0.23 and has no counterpart"
-_GRPO = "is an option of GRPO, not of RLOO"
+_OLD_TRAINER = "it belongs to the RLOO trainer before TRL 0.23 and has no counterpart"
+_GRPO = "it is an option of GRPO, not of RLOO"
 
 OTHER_KEYS: Mapping[str, TrlKey] = {
     "env": _refused(None, "a recipe sets no environment variables; set them in the shell", {}),

@@ -9,118 +9,18 @@ Refused, each with its place: aliases, anchors, tags, merge keys, duplicate keys
 from __future__ import annotations
 
 import os
-import re
 import stat
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
+from rloo_cli.recipe.nodes import Broken, Fields, Items, Node, Pair, Place, Problems, Scalar, printable
+
 MAX_BYTES = 1 << 20
 MAX_LEVELS = 20
-MAX_SHOWN = 50
-"""Problems that are written out; the others are counted."""
 
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where something was written. Example: `str(Place("recipes/my.yaml", 9, 5)) == "recipes/my.yaml:9:5"`."""
-
-    origin: str
-    """The file as it was named, or `--set beta=0.1`."""
-    line: int = 0
-    """From 1; 0 = the origin as a whole."""
-    column: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.origin}:{self.line}:{self.column}" if self.line else self.origin
-
-
-@dataclass(frozen=True, slots=True)
-class Scalar:
-    """One value as it was written."""
-
-    place: Place
-    text: str
-    is_plain: bool
-    """Whether it stood without quotes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Items:
-    """A list."""
-
-    place: Place
-    items: tuple[Node, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """A key's place and its value."""
-
-    key_place: Place
-    node: Node
-
-
-@dataclass(frozen=True, slots=True)
-class Fields:
-    """A mapping, in the order of the text."""
-
-    place: Place
-    pairs: dict[str, Pair]
-
-
-@dataclass(frozen=True, slots=True)
-class Broken:
-    """Stands where something was refused, so that nothing further is said about it."""
-
-    place: Place
-
-
-Node = Scalar | Items | Fields | Broken
-
-
-@dataclass(slots=True)
-class Problems:
-    """What is wrong with a recipe, collected before anything is raised."""
-
-    found: list[tuple[Place, str, str | Callable[[], str]]] = field(default_factory=list)
-    count: int = 0
-    _origins: dict[str, int] = field(default_factory=dict)
-
-    def add(self, place: Place, name: str, message: str | Callable[[], str]) -> None:
-        """Note one problem; `name` is the field, `section.field`, or empty. A callable message is made only if it is shown."""
-        self.count += 1
-        self._origins.setdefault(place.origin, len(self._origins))
-        if len(self.found) < 20 * MAX_SHOWN:
-            self.found.append((place, name, message))
-
-    def lines(self) -> list[str]:
-        """One `place: field: message` line each, in the order of the files and their lines, the last MAX_SHOWN left out."""
-        ordered = sorted(self.found, key=lambda problem: (self._origins[problem[0].origin], problem[0].line, problem[0].column))
-        lines = [_one_line(place, name, message) for place, name, message in ordered[:MAX_SHOWN]]
-        if self.count > MAX_SHOWN:
-            lines.append(f"… and {self.count - MAX_SHOWN} more.")
-        return lines
-
-    def last_section(self) -> str | None:
-        """The section of the last problem that has one, to point the reader to."""
-        names = [name.partition(".")[0].partition("[")[0] for _, name, _ in self.found if "." in name or name.startswith("rewards")]
-        return names[-1] if names else None
-
-
-def _one_line(place: Place, name: str, message: str | Callable[[], str]) -> str:
-    text = message if isinstance(message, str) else message()
-    return ": ".join(part for part in (str(place), name, text) if part)
-
-
-def printable(text: str, limit: int = 60) -> str:
-    """The text on one line, shortened, control characters escaped: safe inside a message."""
-    shown = text if len(text) <= limit else text[: limit - 1] + "…"
-    return "".join(c if c.isprintable() else c.encode("unicode_escape", "backslashreplace").decode() for c in shown)
 
 
 # --- files -----------------------------------------------------------------------------------------------------------------------
@@ -211,6 +111,8 @@ def _syntax_problem(error: yaml.YAMLError, text: str, origin: str, positions: bo
 def _syntax_words(problem: str, context: str | None) -> str:
     if "cannot start any token" in problem:
         return r"a tab or a reserved character (` @ %) cannot begin a YAML value: indent with spaces, put other text in quotes."
+    if "maximum nesting depth" in problem:  # libyaml looks ahead and has a limit of its own
+        return f"more than {MAX_LEVELS} levels of nesting."
     if "mapping values are not allowed" in problem:
         return "not YAML: a second `: ` on one line, or a wrong indent. Put a text that holds a colon in quotes."
     return f"not YAML: {problem}{f' ({context})' if context else ''}."
@@ -327,84 +229,3 @@ class _TreeReader:
             self.problems.add(node.place, "", f"the key `{printable(text)}` stands twice{where}.")
             return _REFUSED_KEY
         return text
-
-
-# --- what a text means -----------------------------------------------------------------------------------------------------------
-
-TRUE_WORDS = frozenset(word for base in ("true", "yes", "on") for word in (base, base.capitalize(), base.upper()))
-FALSE_WORDS = frozenset(word for base in ("false", "no", "off") for word in (base, base.capitalize(), base.upper()))
-NULL_WORDS = frozenset({"", "~", "null", "Null", "NULL"})
-_WHOLE = re.compile(r"[-+]?(0|[1-9](_?[0-9])*)")
-_OCTAL_LOOKING = re.compile(r"[-+]?0[0-9_]+")
-_DECIMAL = re.compile(r"[-+]?([0-9](_?[0-9])*\.?([0-9](_?[0-9])*)?|\.[0-9](_?[0-9])*)([eE][-+]?[0-9]{1,6})?")
-_NOT_FINITE = re.compile(r"[-+]?\.?(inf|infinity|nan)", re.IGNORECASE)
-_YAML_NOT_FINITE = re.compile(r"[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)")
-MAX_WHOLE = 2**63 - 1
-
-
-def is_null(node: Node) -> bool:
-    """Whether the node is an empty value, `null` or `~`."""
-    return isinstance(node, Scalar) and node.is_plain and node.text in NULL_WORDS
-
-
-def number_in(text: str) -> int | float | str | None:
-    """The number that an unquoted text stands for; a str is the reason why it may not be one; None = not a number at all.
-
-    `1e-6` is a number here (a string in YAML 1.1); `010` is refused, since YAML 1.1 reads 8 and YAML 1.2 reads 10.
-    """
-    if len(text) <= 400:  # longer than any number somebody means; int() of a long text takes quadratic time
-        if _WHOLE.fullmatch(text):
-            whole = int(text.replace("_", ""))
-            return whole if abs(whole) <= MAX_WHOLE else "too large for a whole number (64 bits)"
-        if _OCTAL_LOOKING.fullmatch(text):
-            return f"`{printable(text)}` is ambiguous (octal to some readers); write it without the leading zero"
-        if _DECIMAL.fullmatch(text):
-            decimal = float(text.replace("_", ""))
-            return decimal if abs(decimal) != float("inf") else "infinities are refused"
-    return "NaN and infinities are refused" if _NOT_FINITE.fullmatch(text) else None
-
-
-def plain_data(node: Node, fail: Callable[[Place, str], None]) -> Any:
-    """A free-form value (an argument of a reward function, of a chat template) as Python data; `fail` is told what is refused.
-
-    Unquoted words mean what PyYAML makes of them (`no` is False), but that `1e-6` is a number and dates stay text.
-    """
-    if isinstance(node, Items):
-        return [plain_data(item, fail) for item in node.items]
-    if isinstance(node, Fields):
-        return {key: plain_data(pair.node, fail) for key, pair in node.pairs.items()}
-    if isinstance(node, Broken):
-        return None
-    return _scalar_data(node, fail)
-
-
-def _scalar_data(node: Scalar, fail: Callable[[Place, str], None]) -> Any:
-    text = node.text
-    if not node.is_plain:
-        return text
-    if text in NULL_WORDS:
-        return None
-    if text in TRUE_WORDS or text in FALSE_WORDS:
-        return text in TRUE_WORDS
-    number = number_in(text)
-    if isinstance(number, str):
-        if _NOT_FINITE.fullmatch(text) and not _YAML_NOT_FINITE.fullmatch(text):
-            return text  # the words "nan" and "inf" are text in YAML; only .nan and .inf are numbers
-        fail(node.place, f"{number}.")
-        return None
-    return text if number is None else number
-
-
-def reads_as_text(text: str) -> bool:
-    """Whether the text, written without quotes in a free-form place, would be read back as this very text."""
-    refused: list[str] = []
-    value = _scalar_data(Scalar(Place(""), text, True), lambda _, message: refused.append(message))
-    return not refused and isinstance(value, str)
-
-
-def walk(node: Node) -> Iterator[Node]:
-    """The node and everything below it."""
-    yield node
-    children = node.items if isinstance(node, Items) else [pair.node for pair in node.pairs.values()] if isinstance(node, Fields) else ()
-    for child in children:
-        yield from walk(child)
