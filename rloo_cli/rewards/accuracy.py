@@ -68,7 +68,13 @@ def _verdict(text: str | None, gold: Any, show: bool) -> tuple[float | None, str
         shown = NO_ANSWER if answer is None else normalise_text(answer)
         if shown == forms.text or not forms.math:
             return float(shown == forms.text), shown
-    verdict = ask_judge(gold=forms.math, answer=window(text), show=show)
+    return _compared(forms.math, window(text), show)
+
+
+@lru_cache(maxsize=1024)
+def _compared(gold: tuple[str, ...], answer: str, show: bool) -> tuple[float, str]:
+    """The score of a mathematical answer; remembered, since several rewards ask for the same and a slow one costs seconds."""
+    verdict = ask_judge(gold=gold, answer=answer, show=show)
     if verdict is None:
         return 0.0, TOO_SLOW
     return verdict["score"], verdict["shown"] or "[unparseable]"

@@ -18,7 +18,7 @@ from typing import Any
 
 import rloo_cli
 
-CPU_SECONDS = 5.0
+CPU_SECONDS = 3.0
 """CPU time that parsing and comparing one answer may take; beyond it the answer does not count as right."""
 
 WALL_SECONDS = 25.0

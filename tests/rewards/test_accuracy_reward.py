@@ -115,7 +115,7 @@ def test_a_judge_that_dies_is_replaced():
     assert accuracy_reward([r"\boxed{x+1}"], answer=["1+x"]) == [1.0]
     judge = math_judge._judge(math_judge.os.getpid())
     judge._process.kill()
-    assert accuracy_reward([r"\boxed{x+1}"] * 2, answer=["1+x"] * 2) == [1.0, 1.0]
+    assert accuracy_reward([r"\boxed{z+1}", r"\boxed{z+2}"], answer=["1+z"] * 2) == [1.0, 0.0]
 
 
 def test_a_judge_that_cannot_run_is_an_error_and_no_score(monkeypatch):
