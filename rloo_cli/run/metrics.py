@@ -72,7 +72,7 @@ METRICS: dict[str, MetricKey] = {
     "perf/seconds/reference": MetricKey("Wall time of the reference model's forward passes.", "s"),
     "perf/seconds/train": MetricKey("Wall time of forward, backward and optimizer.", "s"),
     "perf/seconds/sync": MetricKey("Wall time of handing new weights to the engine.", "s"),
-    "perf/seconds/save": MetricKey("Wall time of writing the checkpoint.", "s"),
+    "perf/seconds/save": MetricKey("Wall time of writing the checkpoint before this step.", "s"),
     "perf/seconds/evaluate": MetricKey("Wall time of the evaluation.", "s"),
     "perf/seconds/step": MetricKey("Wall time of the whole step.", "s"),
     "perf/tokens_per_second": MetricKey("Completion tokens of the step by its wall time.", "tokens/s"),

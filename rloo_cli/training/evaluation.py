@@ -27,12 +27,12 @@ def evaluate(
     """
     width = recipe.evaluation.num_generations_eval
     params = eval_params(recipe)
-    key = RandomKey(seed=recipe.training.seed, step=step, stream="eval")
+    key = RandomKey(seed=recipe.training.seed, step=0, stream="eval")
     groups, scores = [], []
     at_once = max(1, ROWS_AT_ONCE // width)
     for start in range(0, len(prompts), at_once):
         part = [prompts[i] for i in range(start, min(start + at_once, len(prompts)))]
-        part_groups, part_scores, _ = collector.collect(part, params, key, num_generations=width, first_prompt=start)
+        part_groups, part_scores, _ = collector.collect(part, params, key, step=step, num_generations=width, first_prompt=start)
         groups += part_groups
         scores += part_scores
     experience = build_experience(step, groups, scores, [entry.weight for entry in recipe.rewards])

@@ -89,16 +89,16 @@ class Collector:
         self.check_stop = check_stop
 
     def collect(
-        self, prompts: Sequence[Prompt], params: SamplingParams, key: RandomKey, *, num_generations: int, first_prompt: int = 0
+        self, prompts: Sequence[Prompt], params: SamplingParams, key: RandomKey, *, step: int, num_generations: int, first_prompt: int = 0
     ) -> tuple[list[Group], list[GroupRewards], dict[str, float]]:
         """The groups and rewards of the prompts, in order, and the seconds of each phase.
 
-        `first_prompt` is the place of `prompts[0]` among all prompts of the step, where they come in parts.
+        `step` is what reward functions are told; `first_prompt` is the place of `prompts[0]` among all prompts of the step, where they come in parts.
 
         Raises:
             EngineError, RewardError, NonFiniteError: see the engine and the reward runner.
         """
-        state = TrainerState(step=key.step, max_steps=self.max_steps)
+        state = TrainerState(step=step, max_steps=self.max_steps)
         groups: dict[int, Group] = {}
 
         def finish(index: int, completions: tuple[Completion, ...]) -> None:

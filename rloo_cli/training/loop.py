@@ -11,10 +11,13 @@ from rloo_cli.run.signals import StopRequested
 class Run(Protocol):
     """What the loop drives. `TrainingRun` is the real one."""
 
-    step: int
-    """Optimizer steps done."""
-    finished: bool
-    """Whether all steps are done."""
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether all steps are done."""
 
     def next_batch(self) -> None:
         """Have a generation batch with rewards at hand: the one in use, or next prompts → generate → score."""

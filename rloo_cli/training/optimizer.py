@@ -34,7 +34,8 @@ class OptimizerAndSchedule:
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """(tensors named `<parameter index>.<entry>`, JSON document) that `load_state` takes back."""
         state = self.optimizer.state_dict()
-        tensors, scalars = {}, {}
+        tensors: dict[str, torch.Tensor] = {}
+        scalars: dict[str, float] = {}
         for index, entries in state["state"].items():
             for name, value in entries.items():
                 (tensors if isinstance(value, torch.Tensor) else scalars)[f"{index}.{name}"] = value

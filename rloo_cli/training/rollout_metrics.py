@@ -21,7 +21,11 @@ def rollout_metrics(experience: Experience, names: Sequence[str]) -> dict[str, f
         names: the reward functions' names, in the order of `GroupRewards.values`.
     """
     scored_PG = experience.is_scored_PG
-    result = {"groups/no_signal": float((~has_signal(scored_PG)).sum()), "rows/unscored": float((~scored_PG).sum())}
+    result = {
+        "groups/no_signal": float((~has_signal(scored_PG)).sum()),
+        "rows/unscored": float((~scored_PG).sum()),
+        "rewards/failures": float(sum(len(scores.failures) for scores in experience.rewards)),
+    }
     if scored_PG.any():
         result["reward"] = experience.reward_PG[scored_PG].mean().item()
     spreads = _group_spreads(experience)

@@ -156,8 +156,8 @@ def _policy(inputs: TrainingInputs, model: PreTrainedModel, accelerator: Acceler
 def _engine(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype | None) -> Engine:
     from rloo_cli.rollout.transformers_engine import TransformersEngine
 
-    layout = "plain" if inputs.recipe.training.layout == "plain" else "auto"
-    return TransformersEngine(model, tokenizer=inputs.tokenizer, copy_dtype=low, layout=layout)
+    layout = inputs.recipe.training.layout
+    return TransformersEngine(model, tokenizer=inputs.tokenizer, copy_dtype=low, layout="plain" if layout == "plain" else "auto")
 
 
 def _collector(inputs: TrainingInputs, engine: Engine, check_stop: Callable[[], None]) -> Collector:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import replace
 
@@ -18,6 +19,10 @@ from rloo_cli.training.recorder import Recorder, peak_memory_mb
 from rloo_cli.training.rollout_metrics import generated_tokens, kl_metrics, rollout_metrics
 from rloo_cli.training.state import RunPosition, save_experience
 from rloo_cli.training.update import Updater
+
+logger = logging.getLogger(__name__)
+
+FAILURES_SHOWN = 3  # of a step, with their reason; the rest are counted
 
 
 class TrainingRun:
@@ -46,6 +51,7 @@ class TrainingRun:
         self.position = position
         self.saved_step = position.step if inputs.resume_from else 0
         self._row: dict[str, float] = {}
+        self._save_seconds: float | None = None
         self._working = position
         self._started = 0.0
 
@@ -63,6 +69,8 @@ class TrainingRun:
         """Have a generation batch with rewards at hand."""
         self._started = time.perf_counter()
         self._row = {"step": self.step + 1}
+        if self._save_seconds is not None:
+            self._row["perf/seconds/save"], self._save_seconds = self._save_seconds, None
         self._working = self.position if self.position.experience is not None else self._generate(self.position)
 
     def _generate(self, position: RunPosition) -> RunPosition:
@@ -71,12 +79,23 @@ class TrainingRun:
         key = RandomKey(seed=self.recipe.training.seed, step=step)
         with self.inputs.progress.phase("generate"):
             groups, rewards, seconds = self.collector.collect(
-                [self.inputs.prompts[row] for row in rows], self._sampling(), key, num_generations=self.inputs.batch.num_generations
+                [self.inputs.prompts[row] for row in rows],
+                self._sampling(),
+                key,
+                step=step,
+                num_generations=self.inputs.batch.num_generations,
             )
         experience = build_experience(step, groups, rewards, [entry.weight for entry in self.recipe.rewards])
+        self._warn_of_failures(step, [line for scores in rewards for line in scores.failures])
         self._row |= rollout_metrics(experience, self.recorder.names) | seconds
         tokens = position.num_tokens + sum(generated_tokens(experience))
         return replace(position, experience=experience, uses=0, next_prompt=position.next_prompt + count, num_tokens=tokens)
+
+    def _warn_of_failures(self, step: int, failures: list[str]) -> None:
+        for line in failures[:FAILURES_SHOWN]:
+            logger.warning("step %d: %s", step, line)
+        if len(failures) > FAILURES_SHOWN:
+            logger.warning("step %d: %d more rewards failed and are left unscored", step, len(failures) - FAILURES_SHOWN)
 
     def _prompt_row(self, position: int) -> int:
         data, training = self.recipe.data, self.recipe.training
@@ -170,6 +189,7 @@ class TrainingRun:
         """Save the state after the last optimizer step, unless it is saved or there is none."""
         if self.step in (0, self.saved_step):
             return
+        started = time.perf_counter()
         with self.inputs.progress.phase("save"):
             optimizer_tensors, optimizer_document = self.updater.optimizer.state()
             random_document, random_tensors = capture_random_state()
@@ -187,6 +207,7 @@ class TrainingRun:
                 self.inputs.folder.checkpoints, self.step, tensors=tensors, documents=documents, limit=self.recipe.run.save_total_limit
             )
         self.saved_step = self.step
+        self._save_seconds = time.perf_counter() - started
 
     def save_final(self) -> None:
         """Write final/."""

@@ -69,3 +69,10 @@ def make_prompts(count=5, seed=0):
         )
         for i in range(count)
     ]
+
+
+class ByteTexts:
+    """Decodes token ids to their numbers."""
+
+    def batch_decode(self, sequences, skip_special_tokens):
+        return [" ".join(str(token) for token in ids) for ids in sequences]
