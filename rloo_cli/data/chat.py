@@ -155,27 +155,3 @@ def _chat_template(tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[
             "data: the prompts are messages, and the model's tokenizer has no chat template to write them. "
             "Give one as model.chat_template_path, or use prompts that are strings."
         ) from error
-
-
-def encode_texts(texts: list[str], *, tokenizer: PreTrainedTokenizerBase, is_templated: bool) -> list[list[int]]:
-    """The token ids of each text.
-
-    A templated text holds its special tokens already and gets no others. A plain string gets what the tokenizer adds in
-    front (BOS, for models that have one); an EOS that it would add at the end is left away, for the model is to go on.
-    """
-    encoded = tokenizer(
-        texts,
-        add_special_tokens=not is_templated,
-        padding=False,
-        truncation=False,
-        return_attention_mask=False,
-        return_token_type_ids=False,
-        verbose=False,
-    )
-    ids: list[list[int]] = encoded["input_ids"]
-    eos = tokenizer.eos_token_id
-    if is_templated or eos is None:
-        return ids
-    return [
-        row[:-1] if row[-1:] == [eos] and not text.endswith(str(tokenizer.eos_token)) else row for row, text in zip(ids, texts, strict=True)
-    ]

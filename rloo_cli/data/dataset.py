@@ -7,8 +7,9 @@ from difflib import get_close_matches
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
-from rloo_cli.data.chat import encode_texts, render_prompts
+from rloo_cli.data.chat import render_prompts
 from rloo_cli.data.content import prompt_content
+from rloo_cli.data.encoding import encode_texts
 from rloo_cli.data.problems import Problems, name_columns
 from rloo_cli.data.prompt_set import PromptSet
 from rloo_cli.data.rows import Rows

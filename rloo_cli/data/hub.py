@@ -22,14 +22,14 @@ def hub_answers() -> bool:
     When it does not, the process goes offline as `HF_HUB_OFFLINE=1` would have it: everything is then taken from the local
     cache, at once, or not at all.
     """
-    import httpx
     from huggingface_hub import constants, get_session, is_offline_mode
+    from huggingface_hub.errors import HTTPError
 
     if is_offline_mode():
         return False
     try:
         get_session().head(constants.ENDPOINT, timeout=PROBE_SECONDS)
-    except httpx.HTTPError:
+    except HTTPError:
         os.environ["HF_HUB_OFFLINE"] = "1"
         constants.HF_HUB_OFFLINE = True
         return False
@@ -55,6 +55,7 @@ def load_hub_table(name: str, *, config: str | None, split: str) -> pa.Table:
     answers = hub_answers()
     import datasets
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
+    from huggingface_hub.errors import HTTPError
 
     datasets.config.HF_HUB_OFFLINE = not answers  # read from the environment when `datasets` was imported, maybe before the probe
     try:
@@ -65,7 +66,7 @@ def load_hub_table(name: str, *, config: str | None, split: str) -> pa.Table:
         raise DataError(f"{name}: {_first_line(error)}") from error
     except (ValueError, RuntimeError) as error:  # unknown configuration or split; the message lists those that exist
         raise RecipeError(f"data.dataset_name: `{name}`, split `{split}`: {_first_line(error)}") from error
-    except OSError as error:
+    except (OSError, HTTPError) as error:
         raise DataError(f"{name}: cannot be downloaded or read: {_first_line(error)}") from error
     return dataset_table(dataset)
 

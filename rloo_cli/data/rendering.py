@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -44,20 +45,24 @@ def render_conversations(
     chat_template_kwargs), JSON-able.
     """
     setup = {"template": template, "variables": dict(variables), "seconds": seconds, "bytes": RENDER_BYTES}
-    with _start_child() as child:
-        feeder = threading.Thread(target=_feed, args=(child.stdin, setup, conversations), daemon=True)
-        feeder.start()
-        try:
-            assert child.stdout is not None
-            assert child.stderr is not None
-            for line in child.stdout:
-                answer = json.loads(line)
-                yield answer["text"] if "text" in answer else RenderFailure(answer["error"])
-            if child.wait() != 0:
-                yield RenderFailure(_cause(child.returncode, child.stderr.read(), seconds), is_fatal=True)
-        finally:
-            child.kill()
-            feeder.join()  # it holds standard input, which may be closed only after its last write
+    child = _start_child()
+    assert child.stdin is not None
+    assert child.stdout is not None
+    assert child.stderr is not None
+    feeder = threading.Thread(target=_feed, args=(child.stdin, setup, conversations), daemon=True)
+    feeder.start()
+    try:
+        for line in child.stdout:
+            answer = json.loads(line)
+            yield answer["text"] if "text" in answer else RenderFailure(answer["error"])
+        if child.wait() != 0:
+            yield RenderFailure(_cause(child.returncode, child.stderr.read(), seconds), is_fatal=True)
+    finally:
+        child.kill()
+        child.wait()
+        feeder.join()
+        child.stdout.close()
+        child.stderr.close()
 
 
 def _start_child() -> subprocess.Popen[str]:
@@ -67,14 +72,11 @@ def _start_child() -> subprocess.Popen[str]:
 
 def _feed(pipe: IO[str], setup: Mapping[str, Any], conversations: Iterable[Sequence[Message]]) -> None:
     """Send everything; a child that has gone is found by the reader."""
-    try:
+    with contextlib.suppress(BrokenPipeError), pipe:
         pipe.write(json.dumps(setup) + "\n")
         for messages in conversations:
             request = {"messages": list(messages), "continue": messages[-1]["role"] == "assistant"}
             pipe.write(json.dumps(request) + "\n")
-        pipe.close()
-    except BrokenPipeError:
-        return
 
 
 def _cause(code: int, errors: str, seconds: float) -> str:
