@@ -258,7 +258,7 @@ def traceback_text(error: BaseException) -> str:
 def safe_repr(value: Any) -> str:
     """A short repr, whatever the object does."""
     try:
-        text = repr(value[:8] if isinstance(value, list | tuple | str) else value)
+        text = repr(value[:MOST_REPR] if isinstance(value, list | tuple | str) else value)
     except Exception:  # a hostile __repr__, an int of more digits than Python prints
         return f"<{type(value).__name__}>"
     return text if len(text) <= MOST_REPR else f"{text[:MOST_REPR]}…"

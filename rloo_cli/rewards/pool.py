@@ -234,13 +234,16 @@ class WorkerPool:
                 self._selector.modify(worker.channel.connection, selectors.EVENT_READ, worker)
         if not worker.channel.is_open:
             return []
-        try:
-            messages = worker.channel.receive()
-        except ValueError as error:
-            self._control_send({"kill": worker.number})
-            return self._bury(worker, f"it sent {error}" if "answer of" in str(error) else "its answer could not be read")
+        messages = worker.channel.receive()
         if not worker.channel.is_open:
             self._selector.unregister(worker.channel.connection)  # the server tells how it ended
+        events = self._read(worker, messages)
+        if worker.channel.fault is not None:
+            self._control_send({"kill": worker.number})
+            events += self._bury(worker, f"it sent {worker.channel.fault}")
+        return events
+
+    def _read(self, worker: Worker, messages: Sequence[Mapping[str, Any]]) -> list[Event]:
         events = []
         for message in messages:
             if message.get("ready"):
@@ -249,7 +252,7 @@ class WorkerPool:
                 LOGGER.error("%s", self._import_failed(message))
             elif "loading" not in message:
                 worker.deadline = float("inf")
-                events.append(Event(worker=worker, job=worker.job, answer=message))
+                events.append(Event(worker=worker, job=worker.job, answer=dict(message)))
         return events
 
     def _bury(self, worker: Worker, reason: str | None) -> list[Event]:

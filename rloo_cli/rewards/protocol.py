@@ -103,6 +103,8 @@ class Channel:
         connection.setblocking(False)
         self.connection = connection
         self.is_open = True
+        self.fault: str | None = None
+        """Why nothing more can be read."""
         self._unsent = bytearray()
         self._unread = bytearray()
 
@@ -129,30 +131,40 @@ class Channel:
             self._unsent.clear()  # its end is told by whoever watches the process
 
     def receive(self) -> list[Any]:
-        """Every complete message that has arrived. Raises ValueError where one cannot be read."""
+        """Every complete message that has arrived, up to the first that cannot be read; `fault` then says so."""
         try:
-            while chunk := self.connection.recv(CHUNK_BYTES):
+            while self.fault is None and (chunk := self.connection.recv(CHUNK_BYTES)):
                 self._unread += chunk
                 if len(self._unread) > MOST_ANSWER_BYTES + HEADER.size:
-                    raise ValueError(f"an answer of more than {MOST_ANSWER_BYTES} bytes")
+                    self.fault = f"an answer of more than {MOST_ANSWER_BYTES} bytes"
             self.is_open = False
         except BlockingIOError:
             pass
         except ConnectionError:
             self.is_open = False
-        return self._complete()
-
-    def _complete(self) -> list[Any]:
         messages = []
-        while len(self._unread) >= HEADER.size:
-            length = HEADER.unpack_from(self._unread)[0]
-            if length > MOST_ANSWER_BYTES:
-                raise ValueError(f"an answer of {length} bytes")
-            if len(self._unread) < HEADER.size + length:
-                break
-            messages.append(decode(self._unread[HEADER.size : HEADER.size + length]))
-            del self._unread[: HEADER.size + length]
+        while (message := self._next()) is not None:
+            messages.append(message)
         return messages
+
+    def _next(self) -> dict[str, Any] | None:
+        if len(self._unread) < HEADER.size:
+            return None
+        end = HEADER.size + HEADER.unpack_from(self._unread)[0]
+        if end > MOST_ANSWER_BYTES:
+            self.fault = f"an answer of {end} bytes"
+        if self.fault is not None or len(self._unread) < end:
+            return None
+        body = self._unread[HEADER.size : end]
+        del self._unread[:end]
+        try:
+            message = decode(body)
+        except (ValueError, RecursionError):
+            message = None
+        if not isinstance(message, dict):
+            self.fault = "an answer that cannot be read"
+            return None
+        return message
 
     def close(self) -> None:
         """Close the connection."""

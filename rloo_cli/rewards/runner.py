@@ -12,7 +12,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -241,33 +241,41 @@ class RewardRunner:
             self.poll()
 
     def _wait(self, check_stop: CheckStop | None) -> None:
-        started = told = time.monotonic()
-        while True:
-            if check_stop is not None:
-                check_stop()
+        def describe() -> str:
+            calls_ = self._ledger.unfinished()
+            return f"reward `{self.names[calls_[0].function]}`, {self._ledger.place(calls_[0])}, and {len(calls_) - 1} more calls"
+
+        for seconds in _turns(check_stop, describe):
             self._ledger.raise_error()
-            unfinished = self._ledger.unfinished()
-            if not unfinished or self._dispatcher is None:
+            if self._dispatcher is None or not self._ledger.unfinished():
                 return
-            self._dispatcher.pump(POLL_SECONDS if check_stop is not None else 1.0)
-            now = time.monotonic()
-            if now - told >= HEARTBEAT_SECONDS:
-                told, name, where = now, self.names[unfinished[0].function], self._ledger.place(unfinished[0])
-                LOGGER.info("waiting for reward `%s`, %s, and %d more calls since %.0f s", name, where, len(unfinished) - 1, now - started)
+            self._dispatcher.pump(seconds)
 
     def _check_in_worker(self, k: int, columns: Mapping[str, list[Any]], check_stop: CheckStop | None) -> dict[str, Any]:
         assert self._pool is not None
         rows = max((len(column) for column in columns.values()), default=1)
-        seconds = min(CHECK_SECONDS, self._entries[k].timeout * max(1, rows))
+        limit = min(CHECK_SECONDS, self._entries[k].timeout * max(1, rows))
         worker = next(worker for worker in self._pool.workers if worker.is_ready and worker.job is None)
-        self._pool.send(worker, self, check_request(k, columns), seconds)
-        while True:
-            if check_stop is not None:
-                check_stop()
-            for event in self._pool.wait(POLL_SECONDS if check_stop is not None else 1.0):
+        self._pool.send(worker, self, check_request(k, columns), limit)
+        for seconds in _turns(check_stop, lambda: f"reward `{self.names[k]}` to check {rows} rows"):
+            for event in self._pool.wait(seconds):
                 if event.job is self:
                     event.worker.job = None
-                    return event.answer if event.answer is not None else _ended_check(event, seconds)
+                    return event.answer if event.answer is not None else _ended_check(event, limit)
+        raise AssertionError("turns have no end")
+
+
+def _turns(check_stop: CheckStop | None, describe: Callable[[], str]) -> Iterator[float]:
+    """Seconds to wait, again and again; looks for a stop before each turn and tells every minute what is waited for."""
+    started = told = time.monotonic()
+    while True:
+        if check_stop is not None:
+            check_stop()
+        yield POLL_SECONDS if check_stop is not None else 1.0
+        now = time.monotonic()
+        if now - told >= HEARTBEAT_SECONDS:
+            told = now
+            LOGGER.info("waiting since %.0f s for %s", now - started, describe())
 
 
 def _ended_check(event: Event, seconds: float) -> dict[str, Any]:

@@ -538,4 +538,4 @@ def test_a_heartbeat_tells_what_is_waited_for(tmp_path, caplog, monkeypatch):
     caplog.set_level(logging.INFO, "rloo_cli")
     with runner(tmp_path, "import time\ndef score(completions):\n    time.sleep(0.5)\n    return [1.0]") as started:
         rewards(started, group(8, ["a"]), check_stop=lambda: None)
-    assert "waiting for reward `score`, step 3, prompt row 8" in caplog.text
+    assert "waiting since 0 s for reward `score`, step 3, prompt row 8, and 0 more calls" in caplog.text
