@@ -76,7 +76,7 @@ def evaluate_here(subject: Subject, *, trust_remote_code: bool, quiet: bool) -> 
     """
     checked = subject.checked
     with reward_runner(checked, log_dir=None) as rewards, errors_placed(checked.loaded):
-        prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code)
+        prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code, evaluates=True)
         from rloo_cli.run.progress import Progress
         from rloo_cli.training.inputs import TrainingInputs
         from rloo_cli.training.train import evaluate_model

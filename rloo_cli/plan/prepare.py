@@ -88,13 +88,14 @@ def check_recipe(
     return CheckedRecipe(loaded=loaded, code_dir=folder, sources=tuple(sources))
 
 
-def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code: bool = False) -> Prepared:
+def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code: bool = False, evaluates: bool | None = None) -> Prepared:
     """Tokenizer, prompts and steps, with the reward functions imported in their workers and their data looked at.
 
     Args:
         checked: the recipe.
         rewards: not started yet, so that its workers are forked before torch is imported here.
         trust_remote_code: from the command line.
+        evaluates: whether the evaluation split is wanted; None = where the recipe evaluates during training.
 
     Raises:
         RecipeError: the tokenizer, the data set or a reward function cannot be loaded.
@@ -121,7 +122,9 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
     _check_columns(checked, prompts)
     notices = rewards.check_rows({name: prompts.column(name) for name in prompts.columns})
     eval_prompts = None
-    if recipe.data.dataset_test_split is not None:
+    if evaluates is None:
+        evaluates = recipe.evaluation.eval_strategy != "no" or recipe.evaluation.eval_on_start
+    if evaluates and recipe.data.dataset_test_split is not None:
         eval_prompts = load(recipe.data.dataset_test_split, recipe.evaluation.max_eval_samples)
     return Prepared(
         checked=checked,

@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rloo_cli.cli.app import exit_code_of
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+SMOKE = ROOT / "recipes" / "smoke.yaml"
+
+
+def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "rloo_cli", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=options.pop("cwd", ROOT),
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        **options,
+    )
+
+
+def write_recipe(folder: Path, **changes) -> Path:
+    document = yaml.safe_load(SMOKE.read_text())
+    for section, values in changes.items():
+        document[section] = values if section == "rewards" else {**document.get(section, {}), **values}
+    document["model"]["model_name_or_path"] = str(ROOT / "recipes" / "smoke" / "model")
+    if "data" not in changes:
+        document["data"]["dataset_name"] = str(ROOT / "recipes" / "smoke" / "prompts.jsonl")
+    path = folder / "mine.yaml"
+    path.write_text(yaml.safe_dump(document))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["trian"], 2, "Did you mean 'train'"),
+        (["train"], 2, "Missing argument 'RECIPE'"),
+        (["train", "a.yaml", "--sett", "x=1"], 2, "--set"),
+        (["train", "no-such.yaml"], 2, "no-such.yaml: no such file"),
+        (["plan", "no-such-recipe"], 2, "no-such-recipe"),
+        (["schema", "--show", "trainning"], 2, "Sections: model, data"),
+        (["eval", "no-such.yaml", "--checkpoint", "3"], 2, "needs a run folder"),
+        (["train", "smoke", "--code-dir", "/no/such/dir"], 2, "--code-dir /no/such/dir: no such folder"),
+        (["train", "smoke", "--set", "beta=-1"], 2, "beta"),
+        (["train", "smoke", "--resume=auto"], 2, "--output-dir"),
+        (["train", "smoke", "--resume", "--output-dir", "no-such-run"], 2, "holds no run"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_a_code(arguments, code, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert exit_code_of(arguments) == code
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert "Traceback" not in captured.err + captured.out
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_five_faults_are_five_lines_at_once(tmp_path, capsys):
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(
+        "model:\n  model_name_or_path: some/model\n  dtyp: float32\n"
+        "data:\n  dataset_name: some/data\n"
+        "rewards:\n  - function: no_such_module.score\n"
+        "generation:\n  num_generations: 1\n"
+        "algorithm:\n  beta: -0.5\n"
+        "training:\n  learning_rate: fast\n"
+    )
+    assert exit_code_of(["train", str(recipe)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert [line.split(": ")[0] for line in lines[:5]] == [f"{recipe}:{place}" for place in ("3:3", "7:15", "9:20", "11:9", "13:18")]
+    assert lines[5].startswith("5 errors.")
+    assert len(lines) == 6
+
+
+def test_no_arguments_show_the_help(capsys):
+    assert exit_code_of([]) == 2
+    assert "rloo train recipes/quickstart.yaml" in capsys.readouterr().err
+
+
+def test_version(capsys):
+    assert exit_code_of(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("rloo 0.")
+
+
+def test_an_unexpected_exception_is_one_line_with_the_tracebacks_place(monkeypatch, capsys):
+    def fail(*_, **__):
+        raise KeyError("deep")
+
+    monkeypatch.setattr("rloo_cli.plan.prepare.check_recipe", fail)
+    assert exit_code_of(["plan", "smoke"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("bug: KeyError: 'deep' (traceback in ")
+    assert "please report" in line
+    log = Path(line.split("traceback in ")[1].split(")")[0])
+    assert "Traceback" in log.read_text()
+    log.unlink()
+
+
+def test_ctrl_c_is_130_without_a_traceback(monkeypatch, capsys):
+    def interrupt(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("rloo_cli.plan.prepare.check_recipe", interrupt)
+    assert exit_code_of(["plan", "smoke"]) == 130
+    assert "Traceback" not in capsys.readouterr().err
+
+
+def test_a_reader_that_leaves_early_is_no_error():
+    result = subprocess.run(
+        ["bash", "-c", f"set -o pipefail; {sys.executable} -m rloo_cli schema | head -1"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        cwd=ROOT,
+    )
+    assert result.returncode in (0, 141)
+    assert result.stderr == ""
+
+
+def test_the_schema_is_json_and_a_section_is_a_table(capsys):
+    assert exit_code_of(["schema"]) == 0
+    assert json.loads(capsys.readouterr().out)["title"] == "rloo recipe"
+    assert exit_code_of(["schema", "--show", "algorithm"]) == 0
+    rows = [line.split("\t") for line in capsys.readouterr().out.splitlines()]
+    assert rows[0] == ["algorithm", "type", "default", "meaning"]
+    assert ["beta", "number ≥ 0", "0.05"] in [row[:3] for row in rows]
+
+
+def test_plan_without_a_model_imports_nothing_heavy_and_knows_the_batch():
+    code = "import sys, rloo_cli.cli.app as a; a.exit_code_of(['plan', 'smoke', '--no-model']); print('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert "2 prompts × 4 completions = 8 completions an optimizer step" in result.stdout
+    assert result.stdout.endswith("False\n")
+
+
+def test_train_refuses_wrong_data_and_leaves_nothing(tmp_path, capsys):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "a"}\n{"prompt": 3}\n')
+    recipe = write_recipe(tmp_path, data={"dataset_name": "prompts.jsonl", "dataset_test_split": None}, evaluation={"eval_strategy": "no"})
+    (tmp_path / "smoke").symlink_to(ROOT / "recipes" / "smoke")
+    code = exit_code_of(["train", str(recipe), "--output-dir", str(tmp_path / "run")])
+    captured = capsys.readouterr()
+    assert code == 3, captured.err
+    assert "prompts.jsonl:2" in captured.err
+    assert "Traceback" not in captured.err + captured.out
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_column_that_a_reward_wants_and_the_data_lacks_is_a_recipe_error(tmp_path, capsys):
+    (tmp_path / "reward.py").write_text("def score(completions, answers):\n    return [0.0] * len(completions)\n")
+    recipe = write_recipe(tmp_path, rewards=[{"function": "reward.score"}])
+    assert exit_code_of(["train", str(recipe), "--output-dir", str(tmp_path / "run")]) == 2
+    errors = capsys.readouterr().err
+    assert errors.startswith(f"error: {recipe}:")
+    assert "needs `answers`" in errors
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A finished smoke run."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    result = run("train", "smoke", "--output-dir", str(folder))
+    assert result.returncode == 0, result.stderr
+    assert result.stderr == ""
+    assert result.stdout.splitlines()[-1] == f"done: {folder} (metrics.jsonl, rollouts/, final/)"
+    return folder
+
+
+def test_train_leaves_a_whole_run_folder(finished):
+    names = {path.name for path in finished.iterdir()}
+    assert names == {
+        "recipe.yaml",
+        "recipe.source.yaml",
+        "environment.json",
+        "metrics.jsonl",
+        "rollouts",
+        "checkpoints",
+        "final",
+        "logs",
+    }
+    steps = [json.loads(line)["step"] for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert steps == [1, 2, 2]  # the last one is the evaluation
+    rank = json.loads((finished / "logs" / "attempt-1" / "rank-0.json").read_text())
+    assert (rank["exit_code"], rank["reason"]) == (0, "")
+    assert json.loads((finished / "environment.json").read_text())["code_dir"] == str(ROOT / "recipes")
+    assert (finished / "recipe.source.yaml").read_text() == SMOKE.read_text()
+
+
+def test_a_finished_run_is_refused_or_for_scripts_done(finished, capsys):
+    before = sorted(finished.rglob("*"))
+    assert exit_code_of(["train", "smoke", "--output-dir", str(finished)]) == 2
+    assert "finished run" in capsys.readouterr().err
+    assert exit_code_of(["train", "smoke", "--output-dir", str(finished), "--resume=auto"]) == 0
+    assert "nothing to do" in capsys.readouterr().out
+    assert sorted(finished.rglob("*")) == before
+
+
+def test_eval_of_a_run_needs_no_recipe_and_writes_nothing(finished, capsys):
+    before = sorted(finished.rglob("*"))
+    found = []
+    for which in ([], ["--checkpoint", "2"]):
+        assert exit_code_of(["eval", str(finished), "--json", *which]) == 0
+        found.append(json.loads(capsys.readouterr().out))
+    assert found[0] == found[1]
+    assert found[0]["eval/prompts"] == 4
+    assert sorted(finished.rglob("*")) == before
+
+
+def test_plan_tells_everything_as_json(capsys):
+    assert exit_code_of(["plan", "smoke", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["batch"]["completions_per_step"] == 8
+    assert plan["steps"]["total"] == 2
+    assert plan["memory"]["bytes"]["peak"] > plan["memory"]["bytes"]["weights"] > 0
+    assert plan["first_prompt"]
+    assert plan["command"] == "rloo train smoke"
+
+
+def test_a_signal_saves_and_resume_goes_on(tmp_path, capsys):
+    folder = tmp_path / "run"
+    command = [
+        sys.executable,
+        "-m",
+        "rloo_cli",
+        "train",
+        "smoke",
+        "--output-dir",
+        str(folder),
+        "--set",
+        "max_steps=500",
+        "--set",
+        "eval_strategy=no",
+    ]
+    process = subprocess.Popen(
+        [*command, "--set", "lr_scheduler_type=constant", "--set", "bf16=false"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+    )
+    for line in process.stdout:
+        if line.startswith("step 2/"):
+            break
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 75, errors
+    assert "--resume goes on" in errors.splitlines()[-1]
+    steps = len((folder / "metrics.jsonl").read_text().splitlines())
+    assert (
+        exit_code_of(
+            [*command[3:], "--set", f"max_steps={steps + 1}", "--set", "lr_scheduler_type=constant", "--set", "bf16=false", "--resume"]
+        )
+        == 0
+    )
+    assert f"from the checkpoint of step {steps}" in capsys.readouterr().out
+    assert len((folder / "metrics.jsonl").read_text().splitlines()) == steps + 1
+    assert sorted(path.name for path in (folder / "logs").iterdir()) == ["attempt-1", "attempt-2"]
