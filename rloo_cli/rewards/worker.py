@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import io
 import os
+import random
 import signal
 import socket
 import sys
@@ -71,6 +72,7 @@ def load_rewards(connection: socket.socket, functions: Sequence[Mapping[str, Any
 
     A failure is told and ends the process.
     """
+    random.seed(0)  # what a module draws while it is imported is the same in every run
     loaded = {}
     for i, entry in enumerate(functions):
         connection.sendall(encode({"loading": i}))
