@@ -177,7 +177,7 @@ class Draft:
                 continue
             for finding in rule.check(context):
                 if finding.is_notice:
-                    notices.append(f"{self.locate(finding.field)}: {finding.field}: {finding.message}")
+                    notices.append(printable(f"{self.locate(finding.field)}: {finding.field}: {finding.message}", 2000))
                 else:
                     self.problems.add(self.locate(finding.field), finding.field, finding.message)
         return notices

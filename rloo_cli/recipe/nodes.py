@@ -102,7 +102,7 @@ class Problems:
 
 def _one_line(place: Place, name: str, message: str | Callable[[], str]) -> str:
     text = message if isinstance(message, str) else message()
-    return ": ".join(part for part in (str(place), name, text) if part)
+    return printable(": ".join(part for part in (str(place), name, text) if part), 2000)
 
 
 def printable(text: str, limit: int = 60) -> str:

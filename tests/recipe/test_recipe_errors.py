@@ -162,6 +162,14 @@ def test_faults_of_rewards(rewards, expected):
     assert last.startswith(f"{len(expected)} error")
 
 
+def test_control_characters_reach_no_terminal():
+    text = VALID.replace("accuracy_reward", '"\\e[31m\\0"') + 'lr_scheduler_kwargs: {"\\a": 1}\n'
+    assert lines_of(text)[:-1] == [
+        "6:15: rewards[0].function: '\\x1b[31m\\x00' is no dotted import path such as my_rewards.exact.",
+        "7:29: training.lr_scheduler_kwargs.\\x07: no argument of the schedule `linear`; it takes none.",
+    ]
+
+
 def test_missing_fields_are_told_at_their_section():
     assert lines_of("model:\n  dtype: float32\nbeta: 0.1\n") == [
         "1:1: model.model_name_or_path: required: write `model_name_or_path: …` below `model:`.",
