@@ -17,6 +17,10 @@ from rloo_cli.types import Group
 if TYPE_CHECKING:
     from rloo_cli.recipe.schema import RewardEntry
 
+QUICK_SECONDS = 0.005
+QUICK_JOBS = 4
+"""Where a unit takes less than QUICK_SECONDS, a worker is given this many jobs ahead, so that it need not wait for the trainer to look."""
+
 
 class Dispatcher:
     """Hands jobs to the workers of a pool and their results to the ledger."""
@@ -29,6 +33,8 @@ class Dispatcher:
         self._is_async = {k: source.is_async for k, source in sources.items()}
         self._columns = columns_taken(list(sources.values()))
         self._queue: deque[Job] = deque()
+        self._last_seconds = float("inf")
+        """How long the last unit took in its worker."""
 
     def add(self, groups: Sequence[tuple[int, Group]], functions: Sequence[int]) -> None:
         """Queue these functions over the rows of these groups."""
@@ -45,46 +51,51 @@ class Dispatcher:
         """Hand out what waits, take what has come back, or comes within `timeout` seconds. Raises DataError for what cannot be sent."""
         self._hand_out()
         for event in self._pool.wait(timeout):
-            if isinstance(event.job, Job) and event.job.units:
-                self._note(event, event.job)
+            if event.worker.jobs:
+                self._note(event, event.worker.jobs)
         self._hand_out()
 
     def forget(self) -> None:
         """Drop what waits; workers that are busy are replaced."""
         self._queue.clear()
-        for worker in [worker for worker in self._pool.workers if worker.job is not None]:
+        for worker in [worker for worker in self._pool.workers if worker.jobs]:
             self._pool.replace(worker)
 
     def _hand_out(self) -> None:
-        for job in list(self._queue):
-            if all(worker.job is not None for worker in self._pool.workers):
+        while self._queue:
+            worker = self._fresh_worker() if self._queue[0].needs_fresh else self._next_worker()
+            if worker is None:
                 return
-            worker = self._worker_for(job)
-            if worker is not None:
-                self._queue.remove(job)
-                self._pool.send(worker, job, job.request(), job.units[0].seconds)
+            job = self._queue.popleft()
+            self._pool.send(worker, job, job.request(), job.units[0].seconds)
 
-    def _worker_for(self, job: Job) -> Worker | None:
-        idle = [worker for worker in self._pool.workers if worker.is_ready and worker.job is None]
+    def _next_worker(self) -> Worker | None:
+        """The worker with the least to do, if it should have more. One that was used before is preferred: second attempts need fresh ones."""
+        most = QUICK_JOBS if self._last_seconds < QUICK_SECONDS else 1
+        ready = [worker for worker in self._pool.workers if worker.is_ready and len(worker.jobs) < most]
+        return min(ready, key=lambda worker: (len(worker.jobs), worker.is_fresh), default=None)
+
+    def _fresh_worker(self) -> Worker | None:
+        idle = [worker for worker in self._pool.workers if worker.is_ready and not worker.jobs]
         fresh = [worker for worker in idle if worker.is_fresh]
-        if not job.needs_fresh:
-            return next((worker for worker in idle if not worker.is_fresh), fresh[0] if fresh else None)
         if not fresh and idle and all(worker.is_ready for worker in self._pool.workers):
             self._pool.replace(idle[0])  # its successor takes the job
         return fresh[0] if fresh else None
 
-    def _note(self, event: Event, job: Job) -> None:
-        """Settle the unit that an event ends."""
+    def _note(self, event: Event, jobs: deque[Job]) -> None:
+        """Settle the unit that an event ends, the first of the worker's first job."""
+        job = jobs[0]
         unit = job.units.popleft()
         items = unit.items if unit.items is not None else range(len(unit.calls[0].values))
         if event.answer is None:
             results = [self._ended(call, event, len(items)) for call in unit.calls]
-            if job.units:
-                self._queue.appendleft(job)
+            self._queue.extendleft(reversed([rest for rest in jobs if rest.units]))
+            jobs.clear()
         else:
-            results = _results(event.answer, unit, len(items))
-            event.worker.job = job if job.units else None
-            event.worker.deadline = time.monotonic() + job.units[0].seconds if job.units else float("inf")
+            results = self._results(event.answer, unit, len(items))
+            if not job.units:
+                jobs.popleft()
+            event.worker.deadline = time.monotonic() + jobs[0].units[0].seconds if jobs else float("inf")
         for call, result in zip(unit.calls, results, strict=True):
             again = self._ledger.settle(call, items, result, is_first=unit.items is None)
             if again:
@@ -96,15 +107,15 @@ class Dispatcher:
         line = f"{late(limit)}, its worker was killed" if event.reason is None else f"its worker died: {event.reason}"
         return {"error": line, "retry": True, "traceback": ""}
 
-
-def _results(answer: Mapping[str, Any], unit: Unit, count: int) -> list[dict[str, Any]]:
-    results, seconds = answer.get("results"), answer.get("seconds")
-    is_sound = isinstance(results, list) and len(results) == len(unit.calls) and all(is_result(result, count) for result in results)
-    if not is_sound or not isinstance(results, list) or not isinstance(seconds, float):
-        return [{"error": "its worker sent an answer of the wrong form", "retry": True, "traceback": ""} for _ in unit.calls]
-    for call in unit.calls:
-        call.seconds += seconds / len(unit.calls)
-    return results
+    def _results(self, answer: Mapping[str, Any], unit: Unit, count: int) -> list[dict[str, Any]]:
+        results, seconds = answer.get("results"), answer.get("seconds")
+        is_sound = isinstance(results, list) and len(results) == len(unit.calls) and all(is_result(result, count) for result in results)
+        if not is_sound or not isinstance(results, list) or not isinstance(seconds, float):
+            return [{"error": "its worker sent an answer of the wrong form", "retry": True, "traceback": ""} for _ in unit.calls]
+        self._last_seconds = seconds
+        for call in unit.calls:
+            call.seconds += seconds / len(unit.calls)
+        return results
 
 
 def columns_taken(sources: Sequence[RewardSource]) -> frozenset[str] | None:

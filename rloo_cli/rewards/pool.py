@@ -10,8 +10,9 @@ import socket
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ class Worker:
     is_ready: bool = False
     is_fresh: bool = True
     """Whether it was never given anything to do."""
-    job: Any = None
-    """What it works at; None = idle."""
+    jobs: deque[Any] = field(default_factory=deque)
+    """What it works at, and what it has been given beyond that; empty = idle."""
     deadline: float = float("inf")
+    """For its next answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,8 +53,6 @@ class Event:
     """An answer of a worker, or its end."""
 
     worker: Worker
-    job: Any
-    """What it worked at."""
     answer: dict[str, Any] | None
     """None: it died or was too late, and a new worker has its place."""
     reason: str | None = None
@@ -115,8 +115,11 @@ class WorkerPool:
         return loaded
 
     def send(self, worker: Worker, job: Any, request: bytes, seconds: float) -> None:
-        """Give an idle worker something to do, to be answered within `seconds`."""
-        worker.job, worker.is_fresh, worker.deadline = job, False, time.monotonic() + seconds
+        """Give a worker something to do; the first answer of an idle one is due within `seconds`."""
+        if not worker.jobs:
+            worker.deadline = time.monotonic() + seconds
+        worker.jobs.append(job)
+        worker.is_fresh = False
         worker.channel.send(request)
         if worker.channel.has_unsent:
             self._selector.modify(worker.channel.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, worker)
@@ -222,7 +225,7 @@ class WorkerPool:
             worker = next((w for w in self.workers if w.number == message.get("exited")), None)
             if worker is not None:
                 events += self._hear(worker, selectors.EVENT_READ)  # what it said before it died
-                events += self._bury(worker, status_words(message["status"]))
+                events += self._bury(worker, status_words(message["status"])) if worker in self.workers else []
         if not self._control.is_open:
             raise RewardError(f"the process that forks reward workers ended: {self._server_end()}")
         return events
@@ -248,11 +251,11 @@ class WorkerPool:
         for message in messages:
             if message.get("ready"):
                 worker.is_ready, worker.deadline, self._stillborn = True, float("inf"), 0
+            elif worker.is_ready:
+                worker.deadline = float("inf")  # until whoever takes the answer sets the next
+                events.append(Event(worker=worker, answer=dict(message)))
             elif "failed" in message:
                 LOGGER.error("%s", self._import_failed(message))
-            elif "loading" not in message:
-                worker.deadline = float("inf")
-                events.append(Event(worker=worker, job=worker.job, answer=dict(message)))
         return events
 
     def _bury(self, worker: Worker, reason: str | None) -> list[Event]:
@@ -261,10 +264,10 @@ class WorkerPool:
             self._stillborn += 1
             if self._stillborn >= MOST_STILLBORN:
                 raise RewardError(f"{self._stillborn} reward workers in a row ended before they were ready: {reason or 'too late'}")
-        elif worker.job is None:
+        elif not worker.jobs:
             LOGGER.warning("an idle reward worker died (%s) and was replaced", reason)
         self._succeed(worker)
-        return [Event(worker=worker, job=worker.job, answer=None, reason=reason)] if worker.job is not None else []
+        return [Event(worker=worker, answer=None, reason=reason)] if worker.jobs else []
 
     def _succeed(self, worker: Worker) -> None:
         self._forget(worker)

@@ -255,12 +255,12 @@ class RewardRunner:
         assert self._pool is not None
         rows = max((len(column) for column in columns.values()), default=1)
         limit = min(CHECK_SECONDS, self._entries[k].timeout * max(1, rows))
-        worker = next(worker for worker in self._pool.workers if worker.is_ready and worker.job is None)
+        worker = next(worker for worker in self._pool.workers if worker.is_ready and not worker.jobs)
         self._pool.send(worker, self, check_request(k, columns), limit)
         for seconds in _turns(check_stop, lambda: f"reward `{self.names[k]}` to check {rows} rows"):
             for event in self._pool.wait(seconds):
-                if event.job is self:
-                    event.worker.job = None
+                if event.worker is worker:
+                    worker.jobs.clear()
                     return event.answer if event.answer is not None else _ended_check(event, limit)
         raise AssertionError("turns have no end")
 
