@@ -58,4 +58,5 @@ def show_path(path: Path) -> str:
 
 def name_columns(columns: tuple[str, ...]) -> str:
     """The columns in one short phrase."""
-    return ", ".join(columns[:20]) + (", …" if len(columns) > 20 else "") if columns else "none"
+    shown = [" ".join(name.split()) for name in columns[:20]]
+    return ", ".join([*shown, "…"] if len(columns) > 20 else shown)

@@ -66,8 +66,15 @@ def render_conversations(
 
 
 def _start_child() -> subprocess.Popen[str]:
-    command = [sys.executable, "-P", str(CHILD)]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, encoding="utf-8")
+    return subprocess.Popen(
+        [sys.executable, "-P", str(CHILD)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        encoding="utf-8",
+        start_new_session=True,  # a Ctrl-C is for the trainer to answer; the child ends with its standard input
+    )
 
 
 def _feed(pipe: IO[str], setup: Mapping[str, Any], conversations: Iterable[Sequence[Message]]) -> None:

@@ -127,7 +127,8 @@ def _read_parquet(paths: Sequence[Path], limit: int | None) -> Rows:
     for path in paths:
         try:
             tables.append(pq.ParquetFile(path).read())
-        except (pa.ArrowException, OSError) as error:
+            tables[-1].validate(full=True)
+        except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{show_path(path)}: not a readable Parquet file: {str(error).splitlines()[0]}") from error
     try:
         table = pa.concat_tables(tables, promote_options="permissive")
@@ -142,7 +143,8 @@ def _load_saved(folder: Path, name: str, limit: int | None) -> Rows:
 
     try:
         table = dataset_table(datasets.load_from_disk(str(folder)))
-    except (pa.ArrowException, OSError, ValueError, KeyError, TypeError) as error:
+        table.validate(full=True)  # offsets that point outside the mapped file would end the process without a word
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise DataError(
             f"{name}: this saved data set cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from error

@@ -7,6 +7,8 @@ import time
 
 import pytest
 from datasets import Dataset, DatasetDict
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from tiny import byte_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
@@ -222,6 +224,30 @@ def test_damaged_saved_data_sets(tmp_path):
     arrow = next((tmp_path / "saved").glob("*.arrow"))
     arrow.write_bytes(arrow.read_bytes()[:100])
     assert "this saved data set cannot be read" in refused(DataError, tmp_path / "saved")
+    (tmp_path / "saved" / "dataset_info.json").write_text('{"features": {"prompt": {"_type": {"x": "y"}}}}')
+    assert "this saved data set cannot be read" in refused(DataError, tmp_path / "saved")
+
+
+VALID = {
+    "x.jsonl": b"".join(json.dumps(row).encode() + b"\n" for row in ROWS),
+    "x.json": json.dumps(ROWS, indent=1).encode(),
+    "x.csv": b'prompt,answer\r\n"a\nb",1\r\nx,"y ""z"""\r\n',
+}
+SCRAPS = [b'"', b"{", b"}", b"[", b"]", b",", b"\n", b"\r", b"\0", b"\xff", b"\\ud800", b"null", b"1e999", b'{"prompt": 3}', b"NaN", b""]
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.sampled_from(sorted(VALID)), st.lists(st.tuples(st.integers(0, 200), st.integers(0, 20), st.sampled_from(SCRAPS)), max_size=4))
+def test_damaged_text_is_read_or_refused_and_nothing_else(tmp_path, name, edits):
+    content = VALID[name]
+    for position, length, scrap in edits:
+        content = content[:position] + scrap + content[position + length :]
+    (tmp_path / name).write_bytes(content)
+    try:
+        prompts = load(tmp_path / name)
+    except DataError:
+        return
+    json.dumps([prompt.columns for prompt in prompts], allow_nan=False)
 
 
 def test_overlong_prompts(tmp_path):

@@ -43,6 +43,7 @@ def test_jsonl_with_mark_blank_lines_crlf_and_missing_columns(tmp_path):
         (b'{"a": 1', "x.jsonl:2: not JSON: expecting ',' delimiter at column 8"),
         (b"[1, 2]", "x.jsonl:2: expected an object with columns, got [1, 2]"),
         (b'{"a": -Infinity}', "x.jsonl:2: not JSON: -Infinity is not a JSON number"),
+        (b'{"a": 1e999}', "x.jsonl:2: not JSON: 1e999 is too large for a number"),
         (b"\xe9", "x.jsonl:2: not UTF-8: byte 0xe9 at byte 1 of the line"),
         (b"[" * 100_000, "x.jsonl:2: not JSON: nested too deeply"),
         (b'{"a": "\\ud800"}', "x.jsonl:2: holds half of a surrogate pair (\\ud800 to \\udfff), which no text encoding can write"),
