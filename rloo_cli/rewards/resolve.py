@@ -91,7 +91,9 @@ def check_arguments(source: RewardSource, *, columns: Collection[str] | None, kw
         raise RecipeError(f"`{source.function}`: kwargs cannot hold `{reserved[0]}`, which every call gets")
     if not source.is_signature_known:
         return
-    unknown = sorted(set(kwargs) - set(source.parameters)) if not source.takes_any_keyword else []
+    # A built-in's **kwargs swallows the columns that it does not read; every parameter that it has is named.
+    takes_anything = source.takes_any_keyword and source.module != BUILT_IN
+    unknown = [] if takes_anything else sorted(set(kwargs) - set(source.parameters))
     if unknown:
         raise RecipeError(f"`{source.function}` takes no `{unknown[0]}`.{_did_you_mean(unknown[0], source.parameters)} {_takes(source)}")
     missing = [name for name in source.required if columns is not None and name not in {*OFFERED, *columns, *kwargs}]

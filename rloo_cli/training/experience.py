@@ -111,7 +111,7 @@ class Collector:
             for i, prompt in enumerate(prompts)
         ]
         try:
-            self.engine.generate(requests, params, key, on_group=finish, check_stop=self.check_stop)
+            self.engine.generate(requests, params, key, on_group=finish, check_stop=self._between_tokens)
             generated = time.perf_counter()
             scores = self.rewards.collect(self.check_stop)
         except BaseException:
@@ -119,6 +119,11 @@ class Collector:
             raise
         seconds = {"perf/seconds/generate": generated - started, "perf/seconds/reward": time.perf_counter() - generated}
         return [groups[i] for i in range(len(prompts))], [scores[i] for i in range(len(prompts))], seconds
+
+    def _between_tokens(self) -> None:
+        """Hand finished groups on to idle reward workers while the others decode; leave if a stop was asked for."""
+        self.rewards.poll()
+        self.check_stop()
 
     def _group(self, prompt: Prompt, completions: tuple[Completion, ...]) -> Group:
         texts = self.tokenizer.batch_decode([c.token_ids for c in completions], skip_special_tokens=True)

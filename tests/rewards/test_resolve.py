@@ -246,3 +246,10 @@ def test_kwargs_must_be_taken(tmp_path):
         check_arguments(source, columns=None, kwargs={"scal": 2})
     with pytest.raises(RecipeError, match="cannot hold `completions`"):
         check_arguments(source, columns=None, kwargs={"completions": []})
+
+
+def test_a_misspelt_argument_of_a_built_in_is_found_although_it_takes_any_column(tmp_path):
+    source = find_reward("regex_reward", code_dir=tmp_path)
+    check_arguments(source, columns=None, kwargs={"pattern": "a", "match": "full"})
+    with pytest.raises(RecipeError, match="takes no `patern`. Did you mean `pattern`"):
+        check_arguments(source, columns=None, kwargs={"patern": "a"})

@@ -53,6 +53,9 @@ class FakeRewards:
         values = tuple(sum(t % 2 == 0 for t in c.token_ids) / len(c.token_ids) for c in group.completions)
         self.waiting[key] = GroupRewards(values=(values,))
 
+    def poll(self):
+        pass
+
     def collect(self, check_stop=None):
         done, self.waiting = self.waiting, {}
         return done
