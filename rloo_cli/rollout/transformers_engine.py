@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from rloo_cli.errors import EngineError
+from rloo_cli.rollout.decode_copy import DecodeCopy
 from rloo_cli.rollout.decoders import PackedDecoder, PlainDecoder
 from rloo_cli.rollout.decoding import decode, generate_by_transformers
 from rloo_cli.rollout.engine import GenerationRequest, OnGroup, RandomKey, SamplingParams
@@ -51,8 +51,8 @@ class TransformersEngine:
         """`copy_dtype`: own frozen copy in this dtype, refreshed by `load_weights`; None = decode with `model` itself."""
         self.tokenizer = tokenizer
         self.weights_version = weights_version
-        self.owns_copy = copy_dtype is not None
-        self._model: PreTrainedModel | None = model if copy_dtype is None else _frozen_copy(model, copy_dtype)
+        self._copy = None if copy_dtype is None else DecodeCopy(model, copy_dtype)
+        self._model: PreTrainedModel | None = model if self._copy is None else self._copy.model
         self._probe_model: PreTrainedModel | None = model
         self._layout: Layout = layout
 
@@ -106,13 +106,13 @@ class TransformersEngine:
         Raises:
             EngineError: a name is not the model's, or one of the model's is missing.
         """
-        if self.owns_copy:
-            _overwrite(self.model, named_tensors)
+        if self._copy is not None:
+            self._copy.load(named_tensors)
         self.weights_version = version
 
     def close(self) -> None:
         """Release the model; safe to call twice."""
-        self._model = self._probe_model = None
+        self._model = self._probe_model = self._copy = None
 
     def _rows(self, requests: Sequence[GenerationRequest], params: SamplingParams, on_group: OnGroup | None) -> Rows:
         return Rows(
@@ -134,7 +134,7 @@ class TransformersEngine:
         key: RandomKey,
         check_stop: Callable[[], None] | None,
     ) -> None:
-        with _sampling(model, inference=self.owns_copy and model is self._model):
+        with _sampling(model, inference=self._copy is not None and model is self._model):
             if layout == "packed":
                 with _attention(model, DECODE):
                     decode(PackedDecoder(model), rows, params, key, check_stop)
@@ -176,27 +176,6 @@ def eos_ids(model: PreTrainedModel, tokenizer: Any) -> set[int]:
 def context_length(model: PreTrainedModel) -> int | None:
     """Longest prompt + completion in tokens that the model is made for; None = it names none."""
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
-
-
-def _frozen_copy(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
-    """A copy whose parameters are converted one by one; buffers (rotary frequencies) keep their dtype. Ties stay."""
-    converted = {id(p): torch.nn.Parameter(p.detach().to(dtype, copy=True), requires_grad=False) for p in model.parameters()}
-    own: PreTrainedModel = copy.deepcopy(model, memo=dict(converted))
-    own.config.dtype = dtype
-    return own.eval()
-
-
-def _overwrite(model: PreTrainedModel, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-    targets = model.state_dict(keep_vars=True)
-    missing = {parameter.data_ptr(): name for name, parameter in model.named_parameters()}
-    with torch.no_grad():
-        for name, tensor in named_tensors:
-            if name not in targets:
-                raise EngineError(f"weights of `{name}` were sent, which the decode copy does not have")
-            targets[name].copy_(tensor)
-            missing.pop(targets[name].data_ptr(), None)
-    if missing:
-        raise EngineError(f"weights of {len(missing)} parameters were not sent, `{next(iter(missing.values()))}` among them")
 
 
 def _score(model: PreTrainedModel, prompt_ids: tuple[int, ...], completions: Sequence[Completion]) -> torch.Tensor:

@@ -286,28 +286,14 @@ def test_an_own_copy_follows_load_weights_only(name):
     assert tokens_of(engine.generate(requests(), params, KEY)) == tokens_of(engine_of(changed).generate(requests(), params, KEY))
 
 
-def test_a_bf16_copy_keeps_ties_and_float32_buffers_and_logprobs_are_close():
+def test_a_bf16_copy_samples_nearly_as_the_model_does():
     model = tiny.qwen2()
     engine = engine_of(model, copy_dtype=torch.bfloat16)
-    own = engine.model
-    assert own.lm_head.weight is own.model.embed_tokens.weight
-    assert (own.lm_head.weight.dtype, own.model.rotary_emb.inv_freq.dtype) == (torch.bfloat16, torch.float32)
-    assert not any(p.requires_grad for p in own.parameters())
-    assert next(model.parameters()).dtype == torch.float32
     groups = engine.generate(requests(), SamplingParams(max_new_tokens=30), KEY)
     assert engine.layout == "packed"
     for prompt, group in zip(PROMPTS, groups, strict=True):
         for c in group:
             assert (torch.tensor(c.logprobs) - forward_logprobs(model, prompt, c)).abs().mean() < 0.1
-
-
-def test_weights_that_do_not_fit_the_copy_are_errors():
-    model = tiny.qwen2()
-    engine = engine_of(model, copy_dtype=torch.bfloat16)
-    with pytest.raises(EngineError, match="`nonsense` were sent"):
-        engine.load_weights([("nonsense", torch.zeros(1))], 1)
-    with pytest.raises(EngineError, match=r"weights of \d+ parameters were not sent, `model.layers"):
-        engine.load_weights([("model.embed_tokens.weight", model.model.embed_tokens.weight)], 1)
 
 
 def test_auto_says_why_it_takes_the_plain_layout(caplog):
