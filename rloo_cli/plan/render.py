@@ -16,6 +16,7 @@ MEMORY_WORDS = {
     "gradients": "gradients",
     "activations": "activations of a micro-batch",
     "logits": "logits",
+    "allocator": "what the allocator holds beyond it",
     "peak": "peak, beside the libraries' own",
 }
 
