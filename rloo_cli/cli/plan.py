@@ -33,7 +33,11 @@ def plan(
     checked = check_recipe(recipe, overrides=overrides or [], code_dir=code_dir)
     document = recipe_document(checked)
     document["command"] = launch_command(recipe, overrides or [], code_dir=code_dir, trust_remote_code=trust_remote_code)
-    if not no_model:
+    if no_model:
+        from rloo_cli.plan.extras import missing_extras
+
+        document["notes"] += missing_extras(checked.loaded.recipe)
+    else:
         from rloo_cli.plan.prepare import errors_placed, prepare, reward_runner
         from rloo_cli.plan.report import add_data
 

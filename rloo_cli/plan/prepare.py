@@ -20,6 +20,7 @@ from rloo_cli.recipe.load import LoadedRecipe, load_recipe
 from rloo_cli.recipe.schema import Recipe, RewardEntry
 from rloo_cli.rewards.resolve import RewardSource, check_arguments, find_reward
 from rloo_cli.run.environment import usable_cores
+from rloo_cli.run.trackers import check_trackers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -101,6 +102,7 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
         RecipeError: the tokenizer, the data set or a reward function cannot be loaded.
         DataError: rows that cannot be used.
     """
+    check_trackers(checked.loaded.recipe.run.report_to)
     rewards.start()
     import transformers  # noqa: F401 - so that it can be told to be quiet
 

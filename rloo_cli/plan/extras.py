@@ -1,0 +1,24 @@
+"""Optional packages that a recipe needs, asked for without importing them."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from rloo_cli.errors import RecipeError
+from rloo_cli.recipe.schema import Recipe
+from rloo_cli.run.trackers import check_trackers
+
+MATH_REWARDS = ("rloo_cli.rewards.accuracy_reward", "rloo_cli.rewards.reasoning_accuracy_reward")
+
+
+def missing_extras(recipe: Recipe) -> list[str]:
+    """A line with the install command for each package that is missing on this machine."""
+    lines = []
+    wanting = [entry.function for entry in recipe.rewards if entry.function in MATH_REWARDS]
+    if wanting and find_spec("math_verify") is None:
+        lines.append(f'{wanting[0].rpartition(".")[2]} needs math-verify, which is not installed here: pip install "rloo[math]"')
+    try:
+        check_trackers(recipe.run.report_to)
+    except RecipeError as error:
+        lines.append(error.message)
+    return lines
