@@ -67,7 +67,7 @@ class Rows:
         self.tokens_BT[self.active, self.length] = tokens_n
         self.logprobs_BT[self.active, self.length] = logprobs_n
         self.length += 1
-        stopped_n = np.isin(tokens_n, self.eos_ids)
+        stopped_n = (tokens_n[:, None] == self.eos_ids).any(1)
         full_n = self.limit_of_row[self.active] <= self.length
         found_n = self._stop_strings_n(tokens_n)
         ended_n = stopped_n | full_n | found_n

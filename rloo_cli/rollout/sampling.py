@@ -14,6 +14,8 @@ from rloo_cli.rollout.uniforms import draw_uniforms
 FLAT_VOCABULARY = 4096
 """Above this the CDF is searched in two levels, blocks and then the tokens of one block: a running sum is slow on a CPU."""
 BLOCK = 256
+DRAW_LOGITS = 1 << 25
+"""Logits that are turned into probabilities at once: 128 MB in float32, whatever the batch."""
 UNIFORMS_AHEAD = 256
 """Tokens for which uniforms are drawn at once."""
 
@@ -41,18 +43,26 @@ class Sampler:
         The log-prob is that of the distribution the token was drawn from; at temperature 0 (greedy) that of the
         logits at temperature 1.
         """
+        rows = max(1, DRAW_LOGITS // logits_nV.shape[-1])
+        uniforms_n = self._uniforms_n(position, logits_nV.device)
+        pieces = [self._draw(logits_nV[i : i + rows], uniforms_n[i : i + rows], slice(i, i + rows)) for i in range(0, len(logits_nV), rows)]
+        tokens_n, logprobs_n = pieces[0] if len(pieces) == 1 else map(torch.cat, zip(*pieces, strict=True))
+        return tokens_n, logprobs_n
+
+    def _draw(self, logits_nV: torch.Tensor, uniforms_n: torch.Tensor, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:
         if self.seen_nV is not None:
             self.seen_nV = self.seen_nV.to(logits_nV.device)
-        logits_nV = transform(logits_nV, self.params, self.seen_nV)
+        seen_nV = None if self.seen_nV is None else self.seen_nV[rows]
+        logits_nV = transform(logits_nV, self.params, seen_nV)
         if self.params.temperature == 0.0:
             tokens_n1 = logits_nV.argmax(-1, keepdim=True)
             logprobs_n1 = logits_nV.log_softmax(-1).gather(1, tokens_n1)
         else:
             probs_nV = logits_nV.softmax(-1)
-            tokens_n1 = inverse_cdf(probs_nV, self._uniforms_n(position, logits_nV.device))
+            tokens_n1 = inverse_cdf(probs_nV, uniforms_n)
             logprobs_n1 = probs_nV.gather(1, tokens_n1).log()
-        if self.seen_nV is not None:
-            self.seen_nV.scatter_(1, tokens_n1, value=True)
+        if seen_nV is not None:
+            seen_nV.scatter_(1, tokens_n1, value=True)
         return tokens_n1.squeeze(1), logprobs_n1.squeeze(1)
 
     def reorder(self, order_n: torch.Tensor) -> None:

@@ -53,7 +53,7 @@ class TransformersEngine:
         self.weights_version = weights_version
         self._copy = None if copy_dtype is None else DecodeCopy(model, copy_dtype)
         self._model: PreTrainedModel | None = model if self._copy is None else self._copy.model
-        self._probe_model: PreTrainedModel | None = model
+        self._probe_model: PreTrainedModel | None = model if layout == "auto" else None
         self._layout: Layout = layout
 
     @property
@@ -156,6 +156,8 @@ class TransformersEngine:
         rows = Rows([request], params, tokenizer=self.tokenizer, eos_ids=(), context=context, version=0, on_group=None)
         try:
             self._run(model, "packed", rows, params, RandomKey(seed=0, step=0, stream="probe"), None)
+        except torch.OutOfMemoryError:
+            raise
         except UNSUPPORTED as error:
             return f"{type(model).__name__} cannot share prompts: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         gap = (_score(model, prompt_ids, rows.results()[0]) - torch.tensor([c.logprobs for c in rows.results()[0]])).abs()

@@ -158,6 +158,18 @@ def test_rows_keep_their_numbers_when_others_leave(monkeypatch):
         assert torch.equal(fewer.draw(logits[left], position)[0], tokens[left])
 
 
+def test_rows_drawn_in_pieces_are_drawn_the_same(monkeypatch):
+    params, logits = SamplingParams(max_new_tokens=3, repetition_penalty=1.5), random_logits(5, 11)
+    whole, pieces = sampler_for(params, 5), sampler_for(params, 5)
+    for position in range(3):
+        tokens, logprobs = whole.draw(logits, position)
+        with monkeypatch.context() as patch:
+            patch.setattr(sampling, "DRAW_LOGITS", 22)
+            again, logprobs_again = pieces.draw(logits, position)
+        assert torch.equal(tokens, again)
+        assert torch.equal(logprobs, logprobs_again)
+
+
 def test_nan_logits_give_nan_logprobs():
     logits = random_logits(4, 11)
     logits[2, 3] = float("nan")

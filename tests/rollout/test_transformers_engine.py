@@ -70,6 +70,21 @@ def test_packed_and_plain_draw_the_same_tokens(name, share_above, monkeypatch):
     assert max(len(c.token_ids) for group in packed for c in group) > kv_cache.TOKENS_AHEAD
 
 
+@pytest.mark.parametrize("name", PACKABLE)
+@pytest.mark.parametrize("share_above", [0, 1 << 30], ids=["shared", "joint"])
+def test_rows_and_groups_that_leave_disturb_nobody(name, share_above, monkeypatch):
+    monkeypatch.setattr(kv_cache, "SHARE_ABOVE_BYTES", share_above)
+    model = tiny.MODELS[name]()
+    model.generation_config.eos_token_id = list(range(20))
+    prompts = [*PROMPTS, (1, 2, 3), (9, 8, 7), (5,) * 30]
+    groups = engine_of(model, "packed").generate(requests(prompts, 6), SamplingParams(max_new_tokens=70), KEY)
+    assert tokens_of(groups) == tokens_of(engine_of(model, "plain").generate(requests(prompts, 6), SamplingParams(max_new_tokens=70), KEY))
+    assert len({len(c.token_ids) for group in groups for c in group}) > 15
+    for prompt, group in zip(prompts, groups, strict=True):
+        for c in group:
+            torch.testing.assert_close(torch.tensor(c.logprobs), forward_logprobs(model, prompt, c), atol=5e-5, rtol=0)
+
+
 @pytest.mark.parametrize("name", tiny.MODELS)
 @pytest.mark.parametrize("share_above", [0, 1 << 30], ids=["shared", "joint"])
 def test_logprobs_are_those_of_a_plain_forward_pass(name, share_above, monkeypatch):
