@@ -35,6 +35,8 @@ def choose_subject(name: str, *, overrides: list[str], code_dir: str | None, che
     if not (path / "recipe.yaml").is_file():
         if checkpoint is not None:
             raise RefusedError(f"--checkpoint needs a run folder, and {name} is none (it has no recipe.yaml).")
+        if path.is_dir():
+            raise RefusedError(f"{name} is no run folder (it has no recipe.yaml): give a recipe's file, or a run folder.")
         checked = check_recipe(name, overrides=overrides, code_dir=code_dir)
         subject = Subject(checked=checked, folder=RunFolder(path), checkpoint=None, words=checked.loaded.recipe.model.model_name_or_path)
     else:

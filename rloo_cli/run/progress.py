@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import re
 import threading
 import time
 from collections import deque
@@ -32,6 +33,16 @@ SHOWN = (
     ("grad_norm", "grad", "{:.3f}"),
 )
 """Metric, its short name, and how it is printed: the columns of a line, the most telling first."""
+
+SHOWN_EVALUATION = (
+    "eval/reward",
+    "eval/rewards/.+/mean",
+    "eval/rewards/.+/pass@.+",
+    "eval/completions/mean_length",
+    "eval/completions/clipped_ratio",
+    "eval/prompts",
+)
+"""Patterns of what an evaluation's line shows, in this order; metrics.jsonl has everything."""
 
 
 class LastingConsole(Console):
@@ -130,7 +141,7 @@ class Progress:
 
     def evaluation(self, row: Mapping[str, float]) -> None:
         """Show an evaluation by its row of metrics."""
-        shown = [f"{key} {value:.4g}" for key, value in row.items() if key.startswith("eval/")]
+        shown = [f"{key} {row[key]:.4g}" for pattern in SHOWN_EVALUATION for key in row if re.fullmatch(pattern, key)]
         self._print(f"step {int(row['step'])}/{self._total} | evaluation | " + " | ".join(shown))
 
     def note(self, message: str) -> None:

@@ -101,7 +101,7 @@ def test_the_heart_beats_by_itself_only_while_nothing_else_is_printed():
 def test_evaluations_and_notes_have_lines_of_their_own(clock):
     output = io.StringIO()
     with plain(clock, output) as progress:
-        progress.evaluation({"step": 5, "eval/reward": 0.75, "perf/seconds/evaluate": 3.0})
+        progress.evaluation({"step": 5, "eval/rows/unscored": 0.0, "eval/reward": 0.75, "perf/seconds/evaluate": 3.0})
         progress.note("[bold]a note, as it is[/bold] \x1b[2J")
     assert output.getvalue() == "step 5/10 | evaluation | eval/reward 0.75\n[bold]a note, as it is[/bold] \\x1b[2J\n"
 
