@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
-import sys
 import re
+import sys
 import threading
 import time
 from collections import deque
