@@ -157,7 +157,9 @@ def _engine(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype | N
     from rloo_cli.rollout.transformers_engine import TransformersEngine
 
     layout = inputs.recipe.training.layout
-    return TransformersEngine(model, tokenizer=inputs.tokenizer, copy_dtype=low, layout="plain" if layout == "plain" else "auto")
+    # Weights held in bf16 decode as they are; a copy would be the same.
+    copy_dtype = None if model.dtype == low else low
+    return TransformersEngine(model, tokenizer=inputs.tokenizer, copy_dtype=copy_dtype, layout="plain" if layout == "plain" else "auto")
 
 
 def _collector(inputs: TrainingInputs, engine: Engine, check_stop: Callable[[], None]) -> Collector:

@@ -191,3 +191,26 @@ def test_loading_weights_back_gives_the_same_bits(tmp_path, monkeypatch):
     final = load_file(folder.final / "model.safetensors")
     assert saved.keys() == final.keys()
     assert all(torch.equal(saved[name], final[name]) for name in saved)
+
+
+def test_weights_held_in_bfloat16_train_and_resume(tmp_path, monkeypatch):
+    options = {"model": lambda: tiny.qwen2(dtype=torch.bfloat16), "training__bf16": True, "run__save_steps": 3}
+    monkeypatch.setattr(train_module.auto, "decide_bf16", lambda training, device: True)
+    expected = gold(start(tmp_path / "whole", monkeypatch, **options))
+    with pytest.raises(StoppedError):
+        start(tmp_path / "stopped", monkeypatch, stop_at=4, **options)
+    start(tmp_path / "stopped", monkeypatch, resume=find_checkpoint(tmp_path / "stopped" / "checkpoints"), **options)
+    assert gold(RunFolder(tmp_path / "stopped")) == expected
+
+
+def test_kl_is_zero_at_the_first_step_in_bf16_over_float32_masters(tmp_path, monkeypatch):
+    def bf16_checkpoint():
+        model = tiny.qwen2()
+        for parameter in model.parameters():
+            parameter.data = parameter.data.bfloat16().float()
+        return model
+
+    monkeypatch.setattr(train_module.auto, "decide_bf16", lambda training, device: True)
+    rows = read_metrics(start(tmp_path / "run", monkeypatch, model=bf16_checkpoint, training__bf16=True).metrics)
+    assert rows[0]["kl"] == 0
+    assert rows[1]["kl"] != 0
