@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from rloo_cli.cli.arguments import CodeDirOption, QuietOption, RecipeArgument, SetOption, TrustOption
+from rloo_cli.errors import StoppedError
 
 ResumeOption = Annotated[
     str | None,
@@ -61,6 +62,13 @@ def train(
             typer.echo(f"note: {notice}", err=True)
 
     from rloo_cli.launch.local import train_here
+    from rloo_cli.plan.report import launch_command
 
-    train_here(checked, target, trust_remote_code=trust_remote_code, quiet=quiet)
+    try:
+        train_here(checked, target, trust_remote_code=trust_remote_code, quiet=quiet)
+    except StoppedError as stop:
+        command = launch_command(
+            recipe, overrides or [], code_dir=code_dir, trust_remote_code=trust_remote_code, resume_in=str(target.folder.path)
+        )
+        raise StoppedError(f"{stop.message}\n{command}") from stop
     typer.echo(f"done: {target.folder.path} (metrics.jsonl, rollouts/, final/)")

@@ -43,7 +43,8 @@ def train_here(checked: CheckedRecipe, target: Target, *, trust_remote_code: boo
         stack.enter_context(AttemptRecord(attempt))
         stack.enter_context(errors_placed(checked.loaded))
         rewards = stack.enter_context(reward_runner(checked, log_dir=attempt))
-        prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code)
+        with console.status("importing rewards, reading the data"):  # on a terminal alone
+            prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code)
         for notice in prepared.notices:
             console.print(f"note: {notice}", markup=False)
         folder.prepare()

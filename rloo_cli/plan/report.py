@@ -140,8 +140,10 @@ def longest_completion(prepared: Prepared) -> int | None:
     return prepared.context - int(prepared.prompts.lengths.min())
 
 
-def launch_command(path: str, overrides: Sequence[str], *, code_dir: str | None, trust_remote_code: bool) -> str:
-    """The command that trains what was planned."""
+def launch_command(
+    path: str, overrides: Sequence[str], *, code_dir: str | None, trust_remote_code: bool, resume_in: str | None = None
+) -> str:
+    """The command that trains what was planned, or goes on with it in a run folder."""
     words = ["rloo", "train", path]
     for override in overrides:
         words += ["--set", override]
@@ -149,4 +151,6 @@ def launch_command(path: str, overrides: Sequence[str], *, code_dir: str | None,
         words += ["--code-dir", code_dir]
     if trust_remote_code:
         words.append("--trust-remote-code")
+    if resume_in is not None:
+        words += ["--output-dir", resume_in, "--resume"]
     return shlex.join(words)

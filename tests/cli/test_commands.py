@@ -254,7 +254,10 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path, capsys):
     process.send_signal(signal.SIGTERM)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75, errors
-    assert "--resume goes on" in errors.splitlines()[-1]
+    what, how = errors.splitlines()[-2:]
+    assert what.startswith("stopped by SIGTERM: step")
+    assert how.startswith("rloo train smoke --set max_steps=500")
+    assert how.endswith(f"--output-dir {folder} --resume")
     steps = len((folder / "metrics.jsonl").read_text().splitlines())
     assert (
         exit_code_of(
