@@ -1,6 +1,6 @@
 """Rebuild everything in this folder that is not source: tokenizer, base model, training and held-out problems.
 
-    python recipes/quickstart/build.py                # about four minutes on one CPU core
+    python recipes/quickstart/build.py                # about five minutes on one CPU core
     python recipes/quickstart/build.py --data-only    # only data/train.jsonl and data/test.jsonl
 
 The task is the sum of three two-digit numbers. The base model has learnt two ways of answering it: to blurt the sum out
@@ -39,12 +39,12 @@ PLAIN_ENGLISH = """The model reads a question and writes an answer. You are a he
 then put the final answer in a box. How many are there in total? Add the numbers, write down the sum, and carry the one.
 What is the result when this is done? Show your work, and give the answer at the end. Let us check that again."""
 
-SUPERVISED_STEPS = 1000
+SUPERVISED_STEPS = 900
 SUPERVISED_BATCH = 128
 PEAK_LEARNING_RATE = 2e-3
 WARMUP_STEPS = 50
-THINKING_SHARE = 0.80  # of the examples, while the model learns to add
-THINKING_SHARE_AT_THE_END = 0.35  # in the last steps: now it would rather blurt
+THINKING_SHARE = 0.85  # of the examples, while the model learns to add
+THINKING_SHARE_AT_THE_END = 0.38  # in the last steps: now it would rather blurt
 LAST_LESSONS = 0.15  # the share of the steps that the second figure holds for
 
 TRAIN_ROWS = 2048  # the recipe uses 80 steps × 16 = 1280 of them
