@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from rloo_cli.rollout.shared_attention import attend_with_lse, causal_attention, join
+from rloo_cli.rollout.shared_attention import DecodeUnsupportedError, attend_with_lse, causal_attention, join
 
 HIDDEN = -1e30
 """Added to the score of padding: as good as −inf, without NaN where a slice holds nothing else."""
@@ -79,7 +79,13 @@ class KVCache:
         return self._attend_rows(self.layers[layer], query, key, value, window, scaling)
 
     def start_rows(self) -> None:
-        """Turn prompts into rows: choose the form, give every row its buffer."""
+        """Turn prompts into rows: choose the form, give every row its buffer.
+
+        Raises:
+            DecodeUnsupportedError: no layer used the cache.
+        """
+        if not self.layers:
+            raise DecodeUnsupportedError("its attention does not go through transformers' AttentionInterface")
         self.prefilling = False
         rows, prompts = len(self.prompt_of_row), len(self.prompt_lengths)
         some = next(iter(self.layers.values())).prompt_k_PKSD

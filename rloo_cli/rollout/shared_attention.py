@@ -21,7 +21,17 @@ from rloo_cli.errors import EngineError
 DECODE = "rloo_decode"
 
 # What an attention function may be handed without its changing the result of plain softmax attention.
-HARMLESS = {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "layer_idx", "dropout", "is_causal"}
+HARMLESS = {
+    "position_ids",
+    "use_cache",
+    "cache_position",
+    "output_attentions",
+    "output_hidden_states",
+    "output_router_logits",
+    "layer_idx",
+    "dropout",
+    "is_causal",
+}
 
 
 class DecodeUnsupportedError(EngineError):
