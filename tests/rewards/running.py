@@ -15,6 +15,11 @@ from rloo_cli.types import Completion, FinishReason, Group, Prompt, TrainerState
 STATE = TrainerState(step=3, max_steps=10)
 
 
+def child_processes(*, recursive=False):
+    """This process' children, without the judge that checking math answers in this very process leaves for its lifetime."""
+    return [child for child in psutil.Process().children(recursive) if "rloo_cli.rewards.math_process" not in child.cmdline()]
+
+
 def group(row, texts, *, content="What?", ids=None, **columns):
     ids = ids or [(row, g) for g in range(len(texts))]
     completions = tuple(

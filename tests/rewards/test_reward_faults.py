@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import STATE, alive, group, rewards, runner, wait_until
+from running import STATE, alive, child_processes, group, rewards, runner, wait_until
 
 from rloo_cli.errors import RewardError
 
@@ -136,7 +136,7 @@ def test_one_bad_completion_costs_its_own_reward_and_nothing_else(tmp_path, name
         assert fragment in hit.failures[0]
         assert rewards(started, group(0, ["a"]))[0].values == ((1.0,),)
     assert time.monotonic() - begun < 8
-    assert not psutil.Process().children()
+    assert not child_processes()
 
 
 @pytest.mark.parametrize("name", ["raise", "os._exit", "sleep"])
@@ -326,9 +326,8 @@ LIVES_ON = {
 )
 def test_no_child_outlives_its_worker(tmp_path, name, end):
     source = on_bad(f"{LIVES_ON[name]}; time.sleep(0.25); {end}")
-    me = psutil.Process()
     with runner(tmp_path, source, timeout=0.6, on_error="unscored") as started:
-        server = me.children()[0]
+        server = child_processes()[0]
         (one,) = rewards(started, group(0, ["bad"]))
         assert one.values == ((1.0 if end == "None" else None,),)
         if end == "None":
@@ -338,7 +337,7 @@ def test_no_child_outlives_its_worker(tmp_path, name, end):
             wait_until(lambda: len(server.children(recursive=True)) == 1)
             family = []
     assert not [pid for pid in family if alive(pid)]
-    assert not me.children(recursive=True)
+    assert not child_processes(recursive=True)
 
 
 def test_a_child_that_returns_from_the_call_does_not_answer(tmp_path):
@@ -346,7 +345,7 @@ def test_a_child_that_returns_from_the_call_does_not_answer(tmp_path):
         for _ in range(5):
             (one,) = rewards(started, group(0, ["bad", "a"]))
             assert one.values[0][1] == 1.0
-            assert psutil.Process(int(one.values[0][0])).ppid() == psutil.Process().children()[0].pid
+            assert psutil.Process(int(one.values[0][0])).ppid() == child_processes()[0].pid
 
 
 def test_pools_of_processes_work_in_a_worker(tmp_path):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from running import STATE, group, rewards, runner, wait_until
+from running import STATE, child_processes, group, rewards, runner, wait_until
 
 from rloo_cli.errors import DataError, RecipeError, RewardError
 from rloo_cli.recipe.schema import RewardEntry
@@ -212,7 +212,7 @@ def test_a_function_may_run_in_the_trainer(tmp_path, monkeypatch, call):
         assert two.values == ((5.0, None),)
         assert two.failures == ("score: prompt row 1, completion 1: returned nan, not a finite float or None",)
         assert sys.modules["mine"].calls == ([2, 2, 1, 1] if call == "group" else [4, 1, 1, 1, 1])
-        assert not psutil.Process().children()
+        assert not child_processes()
     sys.modules.pop("mine")
 
 
@@ -312,7 +312,7 @@ def test_an_import_that_fails_is_a_recipe_error(tmp_path, source, fragments):
     for fragment in fragments:
         assert fragment in caught.value.message
     assert "\n" not in caught.value.message
-    assert not psutil.Process().children()
+    assert not child_processes()
 
 
 def test_kwargs_are_checked_against_the_real_signature(tmp_path):
@@ -452,11 +452,11 @@ def test_discard_forgets_what_waits_and_what_is_in_flight(tmp_path):
 def test_close_leaves_no_process(tmp_path):
     with runner(tmp_path, "import time\ndef score(completions): time.sleep(60)", workers=2) as started:
         started.submit(0, group(0, ["a"]), STATE)
-        family = psutil.Process().children(recursive=True)
+        family = child_processes(recursive=True)
         assert len(family) == 3
         begun = time.monotonic()
     assert time.monotonic() - begun < 2
-    assert not psutil.Process().children()
+    assert not child_processes()
     assert not [process for process in family if process.is_running()]
     started.close()
 
