@@ -67,6 +67,9 @@ def main(
 
 def run(arguments: Sequence[str] | None = None) -> None:
     """Run the command line (`sys.argv` by default) and exit with its code."""
+    # Read by OpenMP when torch is loaded. Its threads spin for milliseconds at every barrier by default, which halves the speed as soon
+    # as a reward worker wants a core.
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     sys.exit(exit_code_of(sys.argv[1:] if arguments is None else arguments))
 
 

@@ -61,7 +61,8 @@ def workload(prepared: Prepared, config: PreTrainedConfig, device: torch.device)
     recipe, batch, training = loaded.recipe, loaded.batch, loaded.recipe.training
     prompt = math.ceil(prepared.prompts.lengths.mean())
     completion = longest_completion(prepared) or GUESSED_COMPLETION
-    budget = decide_max_tokens(training, SimpleNamespace(config=config), device)
+    longest = int(prepared.prompts.lengths.max()) + batch.num_generations * completion
+    budget = decide_max_tokens(training, SimpleNamespace(config=config), device, group_tokens=longest)
     step_tokens = batch.prompts_per_step * prompt + batch.completions_per_step * completion
     tokens = min(budget, step_tokens)
     if batch.max_micro_batch_rows is not None:
@@ -90,7 +91,7 @@ def saved_checkpoints(recipe: Recipe, total_steps: int, steps_per_epoch: float) 
     if run.save_strategy == "no":
         return 0
     every = run.save_steps if run.save_strategy == "steps" else max(1, math.ceil(steps_per_epoch))
-    count = total_steps // every
+    count = -(-total_steps // every)  # the last step is saved as well
     return min(count, run.save_total_limit) if run.save_total_limit is not None else count
 
 

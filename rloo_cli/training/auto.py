@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import random
 import time
 
@@ -22,8 +21,10 @@ AGREEMENT = 1e-3  # nats; float32 layouts that compute the same thing differ by 
 AGREEMENT_BF16 = 0.1  # nats, mean; weights held in bf16 round differently in each layout
 SMALL_MODEL = 4_000_000  # parameters below which a second thread costs more in waiting than it computes
 CPU_TOKENS, GPU_TOKENS = 4096, 16384  # beyond these a larger micro-batch gains nothing
-ACTIVATION_SHARE = 0.3  # of the free memory
-HEAD_BYTES_KEPT = 1 << 30  # logits up to this size are kept for the backward pass
+LEAST_TOKENS = 256
+CPU_ACTIVATIONS, GPU_ACTIVATIONS = 1 << 30, 16 << 30  # bytes; enough tokens for products to run at their full rate
+ACTIVATION_SHARE = 0.3  # of the free memory, which nothing may exceed
+HEAD_BYTES_KEPT = 1 << 29  # logits up to this size are kept for the backward pass
 HEAD_CHUNK_BYTES = 1 << 28
 
 
@@ -53,12 +54,10 @@ def _product_seconds(size: int = 512, repeats: int = 9) -> tuple[float, float]:
 
 
 def decide_threads(training: TrainingSection, parameters: int) -> int:
-    """CPU threads of the trainer: one for a very small model, else one a core that the process may use."""
+    """CPU threads of the trainer: one for a very small model, else torch's own choice, a thread a core or OMP_NUM_THREADS."""
     if training.threads != "auto":
         return training.threads
-    if parameters < SMALL_MODEL:
-        return 1
-    return min(len(os.sched_getaffinity(0)), psutil.cpu_count(logical=False) or 1)
+    return 1 if parameters < SMALL_MODEL else torch.get_num_threads()
 
 
 def decide_layout(training: TrainingSection, policy: Policy, *, prompt_ids: tuple[int, ...], completion_length: int) -> Layout:
@@ -97,16 +96,21 @@ def _probe(policy: Policy, group: GroupRows, layout: Layout) -> torch.Tensor:
     return logp_N
 
 
-def decide_max_tokens(training: TrainingSection, model: torch.nn.Module, device: torch.device) -> int:
-    """Tokens of a micro-batch, so that its activations take at most a third of the memory that is free now."""
+def decide_max_tokens(training: TrainingSection, model: torch.nn.Module, device: torch.device, *, group_tokens: int) -> int:
+    """Tokens of a micro-batch: enough to keep the device busy, at least a whole group, and no more than memory allows.
+
+    A group that is cut costs a scoring pass with a reference model; activations beyond what keeps the device busy only cost
+    memory.
+    """
     if training.max_tokens_per_micro_batch != "auto":
         return training.max_tokens_per_micro_batch
-    config = model.config.get_text_config()
+    config, on_gpu = model.config.get_text_config(), device.type == "cuda"
     layer = 16 * config.hidden_size + 4 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
     kept = config.num_hidden_layers * (config.hidden_size if training.gradient_checkpointing else layer) + layer
-    free = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else psutil.virtual_memory().available
-    limit = GPU_TOKENS if device.type == "cuda" else CPU_TOKENS
-    return max(256, min(limit, int(ACTIVATION_SHARE * free / (kept * 4))))
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
+    limit, activations = (GPU_TOKENS, GPU_ACTIVATIONS) if on_gpu else (CPU_TOKENS, CPU_ACTIVATIONS)
+    busy = min(limit, activations // (kept * 4))
+    return max(LEAST_TOKENS, min(max(busy, group_tokens), int(ACTIVATION_SHARE * free / (kept * 4))))
 
 
 def decide_head_chunk(training: TrainingSection, vocabulary: int, max_tokens: int) -> int | None:

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+
+SLICE = 128  # rows whose softmax is computed at once: temporaries small enough for the allocator to reuse instead of mapping new pages
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,11 +33,21 @@ def find_head(model: torch.nn.Module) -> Head:
     return Head(weight_VD=output.weight, bias_V=getattr(output, "bias", None), scale=scale, softcap=softcap)
 
 
-class _HeadLogprobs(torch.autograd.Function):
-    """log softmax(logits / temperature)[target] and the entropy, a chunk of positions at a time.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Options:
+    temperature: float
+    chunk: int | None
+    scale: float
+    softcap: float | None
+    compute: torch.dtype | None
 
-    With `keep` the logits stay for the backward pass; without, each chunk is computed again there. The gradient of a
-    log-prob by the logits is (onehot − softmax) / temperature; entropy is a metric and has none.
+
+class _HeadLogprobs(torch.autograd.Function):
+    """log softmax(logits / temperature)[target] and the entropy.
+
+    Without `chunk` the logits stay for the backward pass, which turns them into their own gradient in place; with it, they
+    are computed again there, a chunk at a time. The gradient of a log-prob by the logits is (onehot − softmax) /
+    temperature; entropy is a metric and has none.
     """
 
     @staticmethod
@@ -45,78 +57,84 @@ class _HeadLogprobs(torch.autograd.Function):
         weight_VD: torch.Tensor,
         bias_V: torch.Tensor | None,
         target_N: torch.Tensor,
-        options: Mapping[str, Any],
+        options: _Options,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logp, entropy, lse, kept = [], [], [], []
         weight, bias = _cast(weight_VD, bias_V, options)
-        for rows in _chunks(len(hidden_ND), options["chunk"]):
-            logits = _logits(hidden_ND[rows], weight, bias, options)
-            scores = _full(logits) / options["temperature"]
-            lse_n = scores.logsumexp(dim=-1)
-            logp.append(scores.gather(1, target_N[rows, None])[:, 0] - lse_n)
-            entropy.append(lse_n - torch.linalg.vecdot((scores - lse_n[:, None]).exp_(), scores))
-            lse.append(lse_n)
-            if options["keep"]:
-                kept.append(logits)
-        ctx.options, ctx.kept = options, kept
-        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, torch.cat(lse))
-        logp_N, entropy_N = torch.cat(logp), torch.cat(entropy)
+        parts, kept = [], None
+        for rows in _slices(len(hidden_ND), options.chunk or max(len(hidden_ND), 1)):
+            kept = torch.nn.functional.linear(hidden_ND[rows].to(weight.dtype), weight, bias)
+            for part in _slices(len(kept), SLICE):
+                parts.append(_statistics(kept[part], target_N[rows][part], options))
+        logp_N, entropy_N, lse_N = (torch.cat(values) for values in zip(*parts, strict=True))
+        ctx.options, ctx.kept = options, None if options.chunk else kept
+        ctx.save_for_backward(hidden_ND, weight_VD, bias_V, target_N, lse_N)
         ctx.mark_non_differentiable(entropy_N)
         return logp_N, entropy_N
 
     @staticmethod
     def backward(ctx: Any, grad_N: torch.Tensor, _entropy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, target_N, lse_N = ctx.saved_tensors
-        options = ctx.options
+        options, kept = ctx.options, ctx.kept
+        ctx.kept = None
         weight, bias = _cast(weight_VD, bias_V, options)
-        grad_hidden_ND = torch.empty_like(hidden_ND)
-        grad_weight_VD = torch.zeros_like(weight_VD)
+        grad_hidden_ND, grad_weight_VD = torch.empty_like(hidden_ND), None
         grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V)
-        for i, rows in enumerate(_chunks(len(hidden_ND), options["chunk"])):
-            logits = ctx.kept[i] if options["keep"] else _logits(hidden_ND[rows], weight, bias, options)
-            grad = _grad_logits(_full(logits), lse_N[rows], target_N[rows], grad_N[rows], options)
-            low = grad.to(weight.dtype)
-            grad_hidden_ND[rows] = low @ weight
-            grad_weight_VD += low.T @ hidden_ND[rows].to(weight.dtype)
+        for rows in _slices(len(hidden_ND), options.chunk or max(len(hidden_ND), 1)):
+            hidden = hidden_ND[rows].to(weight.dtype)
+            logits = torch.nn.functional.linear(hidden, weight, bias) if kept is None else kept
+            for part in _slices(len(logits), SLICE):
+                logits[part] = _grad_logits(logits[part], lse_N[rows][part], target_N[rows][part], grad_N[rows][part], options)
+            grad_hidden_ND[rows] = (logits @ weight).to(hidden_ND.dtype)
+            product = logits.T @ hidden
+            grad_weight_VD = product.to(weight_VD.dtype) if grad_weight_VD is None else grad_weight_VD.add_(product)
             if grad_bias_V is not None:
-                grad_bias_V += grad.sum(dim=0)
+                grad_bias_V += logits.sum(dim=0, dtype=grad_bias_V.dtype)
         return grad_hidden_ND, grad_weight_VD, grad_bias_V, None, None
 
 
-def _chunks(length: int, chunk: int) -> Iterator[slice]:
-    for start in range(0, length, chunk):
-        yield slice(start, min(start + chunk, length))
+def _slices(length: int, size: int) -> Iterator[slice]:
+    for start in range(0, max(length, 1), size):
+        yield slice(start, min(start + size, length))
 
 
-def _cast(weight: torch.Tensor, bias: torch.Tensor | None, options: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor | None]:
+def _cast(weight: torch.Tensor, bias: torch.Tensor | None, options: _Options) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Weight and bias in the dtype that the products run in."""
-    compute = options["compute"] or weight.dtype
+    compute = options.compute or weight.dtype
     return weight.to(compute), None if bias is None else bias.to(compute)
 
 
-def _full(logits: torch.Tensor) -> torch.Tensor:
-    """Float32 at least: softmax over a large vocabulary in bfloat16 loses everything."""
-    return logits if logits.dtype == torch.float64 else logits.float()
+def _scores(logits: torch.Tensor, options: _Options) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """softcap(scale · logits) / temperature as a fresh tensor of float32 at least, and tanh of the soft cap where there is one.
+
+    Softmax over a large vocabulary in bfloat16 would lose everything.
+    """
+    scores = logits.to(torch.float64 if logits.dtype == torch.float64 else torch.float32, copy=True)
+    if options.softcap:
+        tanh = scores.mul_(options.scale / options.softcap).tanh_()
+        return tanh * (options.softcap / options.temperature), tanh
+    factor = options.scale / options.temperature
+    return (scores if factor == 1.0 else scores.mul_(factor)), None
 
 
-def _logits(hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, options: Mapping[str, Any]) -> torch.Tensor:
-    logits = torch.nn.functional.linear(hidden.to(weight.dtype), weight, bias)
-    if options["scale"] != 1.0:
-        logits = logits * options["scale"]
-    if options["softcap"]:
-        logits = torch.tanh(logits / options["softcap"]) * options["softcap"]
-    return logits
+def _statistics(logits: torch.Tensor, target: torch.Tensor, options: _Options) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """(log-prob of the target, entropy, log-sum-exp) of each row, in one pass of exponentials."""
+    scores, _ = _scores(logits, options)
+    top = scores.amax(dim=-1, keepdim=True)
+    weights = (scores - top).exp_()
+    total = weights.sum(dim=-1)
+    lse = total.log() + top[:, 0]
+    entropy = lse - torch.linalg.vecdot(weights, scores) / total
+    return scores.gather(1, target[:, None])[:, 0] - lse, entropy, lse
 
 
-def _grad_logits(
-    logits: torch.Tensor, lse: torch.Tensor, target: torch.Tensor, grad: torch.Tensor, options: Mapping[str, Any]
-) -> torch.Tensor:
+def _grad_logits(logits: torch.Tensor, lse: torch.Tensor, target: torch.Tensor, grad: torch.Tensor, options: _Options) -> torch.Tensor:
     """g (onehot − softmax) / temperature, carried back through soft cap and scale, shape [n, V]."""
-    result = (logits / options["temperature"] - lse[:, None]).exp_().mul_(-grad[:, None])
+    scores, tanh = _scores(logits, options)
+    result = scores.sub_(lse[:, None]).exp_().mul_(-grad[:, None])
     result.scatter_add_(1, target[:, None], grad[:, None].to(result.dtype))
-    factor = options["scale"] / options["temperature"]
-    if options["softcap"]:
-        result *= 1 - (logits / options["softcap"]) ** 2
+    factor = options.scale / options.temperature
+    if tanh is not None:
+        result.mul_(1 - tanh**2)
     return result if factor == 1.0 else result.mul_(factor)
 
 
@@ -135,13 +153,11 @@ def head_logprobs(
         chunk: positions at once, recomputed in the backward pass; None = all, kept.
     """
     device = hidden_ND.device.type
-    compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
-    options = {
-        "temperature": temperature,
-        "chunk": chunk or max(len(hidden_ND), 1),
-        "keep": chunk is None and torch.is_grad_enabled(),
-        "scale": head.scale,
-        "softcap": head.softcap,
-        "compute": compute,
-    }
+    options = _Options(
+        temperature=temperature,
+        chunk=chunk,
+        scale=head.scale,
+        softcap=head.softcap,
+        compute=torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
+    )
     return _HeadLogprobs.apply(hidden_ND, head.weight_VD, head.bias_V, target_N, options)

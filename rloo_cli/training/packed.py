@@ -20,7 +20,16 @@ from rloo_cli.errors import EngineError
 PACKED = "rloo_packed"
 
 # What an attention function may be handed without its changing the result of plain softmax attention.
-HARMLESS = {"position_ids", "use_cache", "cache_position", "output_attentions", "output_hidden_states", "layer_idx", "attention_mask"}
+HARMLESS = {
+    "position_ids",
+    "use_cache",
+    "cache_position",
+    "output_attentions",
+    "output_hidden_states",
+    "layer_idx",
+    "attention_mask",
+    "output_router_logits",
+}
 
 
 class PackedUnsupportedError(EngineError):

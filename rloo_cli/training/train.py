@@ -141,7 +141,8 @@ def _policy(inputs: TrainingInputs, model: PreTrainedModel, accelerator: Acceler
     probe = inputs.prompts[0].token_ids
     length = recipe.generation.max_completion_length or len(probe)
     policy.layout = auto.decide_layout(training, policy, prompt_ids=probe, completion_length=length)
-    max_tokens = auto.decide_max_tokens(training, model, device)
+    longest = int(inputs.prompts.lengths.max()) + inputs.batch.num_generations * length
+    max_tokens = auto.decide_max_tokens(training, model, device, group_tokens=longest)
     policy.head_chunk = auto.decide_head_chunk(training, model.config.get_text_config().vocab_size, max_tokens)
     decided = {
         "bf16": low is not None,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 
+import numpy as np
+
 from rloo_cli.types import Completion, FinishReason, GroupRewards, Prompt
 
 
@@ -66,12 +68,20 @@ class FakeRewards:
 
 def make_prompts(count=5, seed=0):
     draw = random.Random(seed)
-    return [
+    return FakePrompts(
         Prompt(
             row=i, content=f"p{i}", text=f"p{i}", token_ids=tuple(draw.randrange(250) for _ in range(draw.randint(2, 7))), columns={"i": i}
         )
         for i in range(count)
-    ]
+    )
+
+
+class FakePrompts(list):
+    """Prompts with the lengths that a PromptSet has."""
+
+    @property
+    def lengths(self):
+        return np.array([len(prompt.token_ids) for prompt in self])
 
 
 class ByteTexts:

@@ -1,4 +1,3 @@
-import psutil
 import pytest
 import tiny
 import torch
@@ -44,7 +43,7 @@ def test_a_given_layout_is_taken(layout):
 
 def test_threads_one_for_a_small_model_and_as_given():
     assert auto.decide_threads(TrainingSection(), 1000) == 1
-    assert 1 <= auto.decide_threads(TrainingSection(), 10**9) <= psutil.cpu_count()
+    assert auto.decide_threads(TrainingSection(), 10**9) == torch.get_num_threads()
     assert auto.decide_threads(TrainingSection(threads=3), 1000) == 3
 
 
@@ -56,20 +55,24 @@ def test_bf16_only_when_asked_for_and_faster(monkeypatch):
     assert auto.decide_bf16(TrainingSection(), CPU) is True
 
 
-def test_the_token_budget_shrinks_with_the_free_memory(monkeypatch):
+def test_the_token_budget_keeps_groups_whole_and_shrinks_with_the_free_memory(monkeypatch):
     class Memory:
         available = 10**9
 
     model = tiny.qwen2()
-    assert auto.decide_max_tokens(TrainingSection(), model, CPU) == auto.CPU_TOKENS
+    decide = lambda group_tokens, **fields: auto.decide_max_tokens(TrainingSection(**fields), model, CPU, group_tokens=group_tokens)  # noqa: E731
+    assert decide(100) == auto.CPU_TOKENS
+    monkeypatch.setattr(auto, "CPU_ACTIVATIONS", 2 * 10**7)
+    assert auto.LEAST_TOKENS < decide(100) < auto.CPU_TOKENS
+    assert decide(9000) == 9000
     monkeypatch.setattr(auto.psutil, "virtual_memory", lambda: Memory)
-    Memory.available = 2 * 10**7
-    assert auto.decide_max_tokens(TrainingSection(), model, CPU) < auto.CPU_TOKENS
-    assert auto.decide_max_tokens(TrainingSection(max_tokens_per_micro_batch=77), model, CPU) == 77
+    Memory.available = 3 * 10**7
+    assert auto.LEAST_TOKENS < decide(9000) < 9000
+    assert decide(100, max_tokens_per_micro_batch=77) == 77
 
 
 def test_the_head_is_chunked_where_its_logits_are_large():
-    assert auto.decide_head_chunk(TrainingSection(), 50_000, 4096) is None
+    assert auto.decide_head_chunk(TrainingSection(), 50_000, 2048) is None
     assert auto.decide_head_chunk(TrainingSection(), 256_000, 16384) == auto.HEAD_CHUNK_BYTES // (256_000 * 4)
     assert auto.decide_head_chunk(TrainingSection(head_chunk=9), 10, 10) == 9
     assert auto.decide_head_chunk(TrainingSection(head_chunk=None), 256_000, 16384) is None
