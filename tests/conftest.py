@@ -20,4 +20,4 @@ def _forget_accelerate_state():
     if "accelerate" in sys.modules:
         from accelerate.state import AcceleratorState
 
-        AcceleratorState._reset_state(reset_partial_state=True)
+        AcceleratorState._reset_state()
