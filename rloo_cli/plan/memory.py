@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 FLOAT32, BFLOAT16 = 4, 2
 ALLOCATOR_SLACK = 0.1
 """Share of what a step allocates that the allocator holds beyond it (measured: 0.05 to 0.2)."""
+SOFTMAX_SLICE = 128
+"""Positions whose softmax is taken at once (training/logprobs.py)."""
 OPTIMIZER_STATES = {"adamw_torch": 2, "adamw_torch_fused": 2, "sgd": 0, "adagrad": 1, "rmsprop": 1, "adafactor": 0}
 """Numbers kept for each parameter; adafactor keeps a row and a column of each matrix, next to nothing."""
 
@@ -116,18 +118,17 @@ def _activations(shape: ModelShape, work: Workload) -> int:
 
 
 def _logits(shape: ModelShape, work: Workload) -> int:
-    """What the LM head holds at its worst, and the gradient of its weight while that is summed up.
+    """The logits of a chunk, which become their own gradient in place, and the gradient of the head's weight while it is summed up.
 
-    Logits in the products' dtype and, in float32, scores, probabilities and their product; going backward, as much. While the
-    reference is scored, the policy's own logits wait for their backward pass.
+    Softmax goes through them a slice at a time. While the reference is scored, the policy's own logits wait for their backward pass.
     """
     positions = work.micro_batch_completion_tokens
     chunk = positions if work.head_chunk is None else min(work.head_chunk, positions)
+    waiting = positions if work.has_reference and work.head_chunk is None else 0
     number = BFLOAT16 if work.low_precision else FLOAT32
-    at_once = chunk * shape.vocab * 4 * FLOAT32
-    waiting = positions * shape.vocab * number if work.has_reference and work.head_chunk is None else 0
+    softmax = 3 * SOFTMAX_SLICE * shape.vocab * FLOAT32
     head_gradient = shape.vocab * shape.hidden * (work.weight_bytes + (BFLOAT16 if work.low_precision else 0))
-    return at_once + waiting + head_gradient
+    return (chunk + waiting) * shape.vocab * number + softmax + head_gradient
 
 
 def estimate_disk(shape: ModelShape, work: Workload, *, checkpoints: int, rows: int) -> Mapping[str, int]:
