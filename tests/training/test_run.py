@@ -214,3 +214,11 @@ def test_kl_is_zero_at_the_first_step_in_bf16_over_float32_masters(tmp_path, mon
     rows = read_metrics(start(tmp_path / "run", monkeypatch, model=bf16_checkpoint, training__bf16=True).metrics)
     assert rows[0]["kl"] == 0
     assert rows[1]["kl"] != 0
+
+
+def test_prompts_come_in_their_own_order_where_shuffling_is_off(tmp_path, monkeypatch):
+    import pyarrow.parquet as pq
+
+    folder = start(tmp_path / "run", monkeypatch, data__shuffle_dataset=False)
+    rows = [pq.read_table(folder.rollout_file(step))["prompt_row"].to_pylist()[::3] for step in (1, 2, 3)]
+    assert rows == [[0, 1], [2, 3], [4, 0]]
