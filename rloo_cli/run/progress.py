@@ -35,14 +35,17 @@ SHOWN = (
 """Metric, its short name, and how it is printed: the columns of a line, the most telling first."""
 
 SHOWN_EVALUATION = (
-    "eval/reward",
-    "eval/rewards/.+/mean",
-    "eval/rewards/.+/pass@.+",
-    "eval/completions/mean_length",
-    "eval/completions/clipped_ratio",
-    "eval/prompts",
+    ("eval/reward", "reward {:.4f}"),
+    ("eval/rewards/(.+)/mean", "{name} {:.4f}"),
+    ("eval/rewards/(.+)", "{name} {:.4f}"),
+    ("eval/completions/mean_length", "length {:.1f}"),
+    ("eval/completions/clipped_ratio", "clipped {:.0%}"),
+    ("eval/prompts", "{:.0f} prompts"),
 )
-"""Patterns of what an evaluation's line shows, in this order; metrics.jsonl has everything."""
+"""Patterns of what an evaluation's line shows, in this order, and how; metrics.jsonl has everything."""
+
+QUIET_REWARDS = ("/std", "/mean", "/unscored")
+"""Of a reward function, an evaluation's line shows the mean and what is left: pass@k."""
 
 
 class LastingConsole(Console):
@@ -135,14 +138,14 @@ class Progress:
         now = self._clock()
         self._durations.append(now - self._last_step)
         self._last_step = now
+        self._phases[0] = ("recording", now)
         self._step, self._row = int(row["step"]), row
         if self._live is None or self._step % self._logging_steps == 0 or self._step == self._total:
             self._print(self.step_line())
 
     def evaluation(self, row: Mapping[str, float]) -> None:
         """Show an evaluation by its row of metrics."""
-        shown = [f"{key} {row[key]:.4g}" for pattern in SHOWN_EVALUATION for key in row if re.fullmatch(pattern, key)]
-        self._print(f"step {int(row['step'])}/{self._total} | evaluation | " + " | ".join(shown))
+        self._print(f"step {int(row['step'])}/{self._total} | evaluation | " + " | ".join(_shown_evaluation(row)))
 
     def note(self, message: str) -> None:
         """Show a message of its own, above the live line."""
@@ -214,3 +217,13 @@ def format_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m {whole % 60:02d}s"
     return f"{whole // 3600}h {whole % 3600 // 60:02d}m"
+
+
+def _shown_evaluation(row: Mapping[str, float]) -> list[str]:
+    shown = []
+    for pattern, form in SHOWN_EVALUATION:
+        for key, value in row.items():
+            match = re.fullmatch(pattern, key)
+            if match and (pattern != "eval/rewards/(.+)" or not key.endswith(QUIET_REWARDS)):
+                shown.append(form.format(value, name=match[1] if match.groups() else ""))
+    return shown

@@ -101,9 +101,13 @@ def test_the_heart_beats_by_itself_only_while_nothing_else_is_printed():
 def test_evaluations_and_notes_have_lines_of_their_own(clock):
     output = io.StringIO()
     with plain(clock, output) as progress:
-        progress.evaluation({"step": 5, "eval/rows/unscored": 0.0, "eval/reward": 0.75, "perf/seconds/evaluate": 3.0})
+        row = {"eval/rows/unscored": 0.0, "eval/reward": 0.75, "eval/rewards/right/mean": 0.5, "eval/rewards/right/std": 0.1}
+        progress.evaluation({"step": 5, **row, "eval/rewards/right/pass@4": 1.0, "eval/prompts": 8.0, "perf/seconds/evaluate": 3.0})
         progress.note("[bold]a note, as it is[/bold] \x1b[2J")
-    assert output.getvalue() == "step 5/10 | evaluation | eval/reward 0.75\n[bold]a note, as it is[/bold] \\x1b[2J\n"
+    assert (
+        output.getvalue()
+        == "step 5/10 | evaluation | reward 0.7500 | right 0.5000 | right/pass@4 1.0000 | 8 prompts\n[bold]a note, as it is[/bold] \\x1b[2J\n"
+    )
 
 
 def live(clock, width, **options):
