@@ -2,7 +2,7 @@
 
 The peak is what stands all the time, plus the larger of what the two halves of a step add:
 
-    standing   weights, optimizer state, decode copy, reference
+    standing   weights, optimizer state, decode copy, reference, the libraries' own
     rollout    KV cache of the rows that decode
     update     gradients, activations of a micro-batch, logits of a chunk
 
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 FLOAT32, BFLOAT16 = 4, 2
 ALLOCATOR_SLACK = 0.1
-"""Share of what a step allocates that the allocator holds beyond it (measured: 0.05 to 0.2)."""
+"""Share of the live tensors that the allocator holds beyond them (measured on CPUs: 0 to 0.2)."""
+RUNTIME = 150 << 20
+"""What the libraries take when they are first used: code pages, kernels' caches, buffers (measured: 115 to 155 MiB)."""
 SOFTMAX_SLICE = 128
 """Positions whose softmax is taken at once (training/logprobs.py)."""
 OPTIMIZER_STATES = {"adamw_torch": 2, "adamw_torch_fused": 2, "sgd": 0, "adagrad": 1, "rmsprop": 1, "adafactor": 0}
@@ -84,8 +86,9 @@ def estimate_memory(shape: ModelShape, work: Workload) -> dict[str, int]:
     }
     standing = sum(terms[name] for name in ("weights", "optimizer", "decode copy", "reference"))
     update = sum(terms[name] for name in ("gradients", "activations", "logits"))
-    terms["allocator"] = round(ALLOCATOR_SLACK * max(terms["kv cache"], update))
-    return {**terms, "peak": standing + max(terms["kv cache"], update) + terms["allocator"]}
+    live = standing + max(terms["kv cache"], update)
+    terms |= {"allocator": round(ALLOCATOR_SLACK * live), "runtime": RUNTIME}
+    return {**terms, "peak": live + terms["allocator"] + terms["runtime"]}
 
 
 def _reference(shape: ModelShape, work: Workload) -> int:
