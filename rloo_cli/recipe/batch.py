@@ -17,6 +17,9 @@ from rloo_cli.recipe.schema import Recipe, TrainingSection
 DEFAULT_DEVICE_BATCH = 8
 """per_device_train_batch_size where neither it nor prompts_per_step is given: the default of TrainingArguments."""
 
+MOST_COMPLETIONS = 1 << 20
+"""Completions of a generation batch, which is held in memory as a whole; beyond this a digit too many was typed."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchPlan:
@@ -183,6 +186,12 @@ def _steps_per_generation_faults(training: TrainingSection) -> Iterator[Fault]:
 
 def _generation_batch_faults(recipe: Recipe, num_processes: int) -> Iterator[Fault]:
     size, completions = recipe.training.generation_batch_size, _completions_per_step(recipe, num_processes)
+    total = completions * _steps_per_generation_batch(recipe.training, completions)
+    if total > MOST_COMPLETIONS:
+        yield Fault(
+            ("training.prompts_per_step", "training.per_device_train_batch_size", "training.gradient_accumulation_steps"),
+            f"a generation batch would be {total:,} completions; it is held in memory as a whole, and {MOST_COMPLETIONS:,} is the most.",
+        )
     if size is not None and size % completions:
         yield Fault(
             ("training.generation_batch_size",),

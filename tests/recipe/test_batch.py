@@ -167,3 +167,9 @@ def test_every_number_that_a_message_offers_works(group, device, accumulation, p
 def test_steps_of_a_run(training, iterations, prompts, steps):
     recipe = recipe_with(num_iterations=iterations, **training)
     assert total_steps(recipe, plan_batches(recipe, 1), prompts) == steps
+
+
+@pytest.mark.parametrize("training", [{"prompts_per_step": 10**14}, {"prompts_per_step": 2, "steps_per_generation": 10**9}])
+def test_a_batch_that_no_memory_holds_is_refused(training):
+    with pytest.raises(RecipeError, match="a generation batch would be .* completions"):
+        plan_batches(recipe_with(**training), 1)
