@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
+import shlex
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -11,6 +13,7 @@ from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING
 
+from rloo_cli import __version__
 from rloo_cli.errors import DataError, RecipeError, RefusedError
 from rloo_cli.launch.record import AttemptRecord
 from rloo_cli.launch.target import Target
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
     from rloo_cli.recipe.schema import Recipe
 
+logger = logging.getLogger(__name__)
+
 
 def train_here(checked: CheckedRecipe, target: Target, *, trust_remote_code: bool, quiet: bool) -> None:
     """Train to the end in `target.folder`, which is locked meanwhile.
@@ -40,13 +45,14 @@ def train_here(checked: CheckedRecipe, target: Target, *, trust_remote_code: boo
         discard = stack.enter_context(_NewFolder(target))
         attempt = folder.new_attempt()
         stack.enter_context(logging_to(attempt / "train.log", show=_show_on(console), environment=os.environ))
+        logger.info("rloo %s: %s", __version__, shlex.join(sys.argv))
         stack.enter_context(AttemptRecord(attempt))
         stack.enter_context(errors_placed(checked.loaded))
         rewards = stack.enter_context(reward_runner(checked, log_dir=attempt))
         with console.status("importing rewards, reading the data"):  # on a terminal alone
             prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code)
         for notice in prepared.notices:
-            console.print(f"note: {notice}", markup=False)
+            _say(console, f"note: {notice}")
         folder.prepare()
         checkpoint, prepared = _resumed(prepared, target, console)
         discard.keep()
@@ -80,6 +86,7 @@ def _train(prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint | None,
     recipe, loaded = prepared.recipe, prepared.checked.loaded
     atomic.write_file(folder.recipe_source, loaded.source_text)
     atomic.write_json(folder.environment, _environment(prepared))
+    logger.info("%d prompts, %d optimizer steps, %s", len(prepared.prompts), prepared.total_steps, loaded.batch)
     start = checkpoint.step if checkpoint is not None else 0
     with Progress(prepared.total_steps, start_step=start, logging_steps=recipe.run.logging_steps, console=console) as progress:
         train(
@@ -113,13 +120,13 @@ def _resumed(prepared: Prepared, target: Target, console: Console) -> tuple[Chec
         recipe, changes = recipe_for_resume(prepared.recipe, _recipe_of(folder))
         prepared = replace(prepared, recipe=recipe)
         for change in changes:
-            console.print(f"note: {change}", markup=False)
+            _say(console, f"note: {change}")
     finished = folder.finished_step()
     if finished is not None and finished >= prepared.total_steps:
         raise RefusedError(f"{folder.path} holds a finished run (step {finished}): there is nothing to go on with.")
     checkpoint = find_checkpoint(folder.checkpoints, target.resume)
     where = f"from the checkpoint of step {checkpoint.step}" if checkpoint else "no checkpoint was saved, so from step 0"
-    console.print(f"resuming {folder.path}: {where}", markup=False)
+    _say(console, f"resuming {folder.path}: {where}")
     return checkpoint, prepared
 
 
@@ -143,6 +150,11 @@ def terminal(*, quiet: bool) -> Console:
     from rloo_cli.run.progress import LastingConsole
 
     return LastingConsole(highlight=False, soft_wrap=True, quiet=quiet)
+
+
+def _say(console: Console, message: str) -> None:
+    logger.info(message)
+    console.print(message, markup=False)
 
 
 def _show_on(console: Console) -> Callable[[str], None]:

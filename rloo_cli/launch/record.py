@@ -35,6 +35,8 @@ class AttemptRecord:
         if error is not None:
             logger.info("%s\n%s", _reason(error), "".join(traceback.format_exception(error)).rstrip())
             error.add_note(f"{LOG_NOTE}{self._attempt / 'train.log'}")
+        else:
+            logger.info("done")
         report = RankReport(rank=self._rank, exit_code=exit_code_of(error), reason=_reason(error))
         with contextlib.suppress(*([StorageError] if error is not None else [])):  # what ended the block is the better news
             write_rank_report(self._attempt, report)

@@ -192,6 +192,9 @@ def test_train_leaves_a_whole_run_folder(finished):
     assert steps == [1, 2, 2]  # the last one is the evaluation
     rank = json.loads((finished / "logs" / "attempt-1" / "rank-0.json").read_text())
     assert (rank["exit_code"], rank["reason"]) == (0, "")
+    log = (finished / "logs" / "attempt-1" / "train.log").read_text().splitlines()
+    assert "train smoke" in log[0]
+    assert log[-1].endswith("done")
     assert json.loads((finished / "environment.json").read_text())["code_dir"] == str(ROOT / "recipes")
     assert (finished / "recipe.source.yaml").read_text() == SMOKE.read_text()
 
