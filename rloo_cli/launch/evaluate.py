@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import dataclass
 from pathlib import Path
 
 from rloo_cli.errors import RecipeError, RefusedError
-from rloo_cli.launch.local import terminal
+from rloo_cli.launch.local import recorded, terminal
 from rloo_cli.plan.prepare import CheckedRecipe, check_recipe, errors_placed, prepare, reward_runner
 from rloo_cli.run.checkpoint import Checkpoint, find_checkpoint
 from rloo_cli.run.folder import RunFolder, open_existing
@@ -63,11 +62,8 @@ def _run_subject(folder: RunFolder, overrides: list[str], code_dir: str | None, 
 
 def _code_dir_of(folder: RunFolder) -> str | None:
     """Where the run's reward functions were imported from, as its environment.json says."""
-    with contextlib.suppress(OSError, ValueError):
-        code_dir = json.loads(folder.environment.read_text()).get("code_dir")
-        if isinstance(code_dir, str) and Path(code_dir).is_dir():
-            return code_dir
-    return None
+    code_dir = recorded(folder, "code_dir")
+    return code_dir if isinstance(code_dir, str) and Path(code_dir).is_dir() else None
 
 
 def evaluate_here(subject: Subject, *, trust_remote_code: bool, quiet: bool) -> dict[str, float]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import shlex
@@ -110,7 +111,7 @@ def _resumed(prepared: Prepared, target: Target, console: Console) -> tuple[Chec
     """The checkpoint to go on from, and what was prepared with the run's own recipe in it.
 
     Raises:
-        RefusedError: the recipe has changed in what matters, or the run is at its end.
+        RefusedError: recipe or data have changed in what matters, or the run is at its end.
         StorageError: the run's recipe or every checkpoint is damaged.
     """
     folder = target.folder
@@ -121,6 +122,7 @@ def _resumed(prepared: Prepared, target: Target, console: Console) -> tuple[Chec
         prepared = replace(prepared, recipe=recipe)
         for change in changes:
             _say(console, f"note: {change}")
+    _refuse_other_data(prepared, folder)
     finished = folder.finished_step()
     if finished is not None and finished >= prepared.total_steps:
         raise RefusedError(f"{folder.path} holds a finished run (step {finished}): there is nothing to go on with.")
@@ -128,6 +130,24 @@ def _resumed(prepared: Prepared, target: Target, console: Console) -> tuple[Chec
     where = f"from the checkpoint of step {checkpoint.step}" if checkpoint else "no checkpoint was saved, so from step 0"
     _say(console, f"resuming {folder.path}: {where}")
     return checkpoint, prepared
+
+
+def _refuse_other_data(prepared: Prepared, folder: RunFolder) -> None:
+    """Raise RefusedError where the prompts are not those that the run began with."""
+    was = recorded(folder, "data_fingerprint")
+    if was is not None and was != prepared.prompts.fingerprint:
+        raise RefusedError(
+            f"{prepared.prompts.source} has changed since {folder.path} began: the run would go on with other prompts. "
+            "Bring the data back, or start a new run."
+        )
+
+
+def recorded(folder: RunFolder, key: str) -> object:
+    """What the run's environment.json says under a key; None where it says nothing or cannot be read."""
+    with contextlib.suppress(OSError, ValueError):
+        document = json.loads(folder.environment.read_text(encoding="utf-8"))
+        return document.get(key) if isinstance(document, dict) else None
+    return None
 
 
 def _recipe_of(folder: RunFolder) -> Recipe:

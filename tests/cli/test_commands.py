@@ -271,3 +271,19 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path, capsys):
     assert f"from the checkpoint of step {steps}" in capsys.readouterr().out
     assert len((folder / "metrics.jsonl").read_text().splitlines()) == steps + 1
     assert sorted(path.name for path in (folder / "logs").iterdir()) == ["attempt-1", "attempt-2"]
+
+
+def test_a_resume_with_other_prompts_is_refused(tmp_path, capsys):
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Name a colour."}\n{"prompt": "Name a bird."}\n')
+    recipe = write_recipe(
+        tmp_path,
+        data={"dataset_name": "prompts.jsonl", "dataset_test_split": None},
+        evaluation={"eval_strategy": "no"},
+        rewards=[{"function": "think_format_reward"}],
+        training={"bf16": False, "lr_scheduler_type": "constant"},
+    )
+    command = ["train", str(recipe), "--output-dir", str(tmp_path / "run")]
+    assert exit_code_of([*command, "--set", "max_steps=1"]) == 0
+    (tmp_path / "prompts.jsonl").write_text('{"prompt": "Name a colour."}\n{"prompt": "Name a fish."}\n')
+    assert exit_code_of([*command, "--set", "max_steps=2", "--resume"]) == 2
+    assert "prompts.jsonl" in capsys.readouterr().err
