@@ -1,4 +1,4 @@
-# make demo      train the quickstart model and see it improve (two to three minutes after installation, 2 cores)
+# make demo      train the quickstart model and see it improve (one to two minutes after installation, 2 cores)
 # make test      the quick tests          make test-all   the slow ones too
 # make check     format, lint, types, import directions, forbidden constructs
 # make clean     remove caches and build outputs (never runs/, never .venv)

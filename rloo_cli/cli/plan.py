@@ -38,10 +38,11 @@ def plan(
 
         document["notes"] += missing_extras(checked.loaded.recipe)
     else:
+        from rloo_cli.launch.local import waiting
         from rloo_cli.plan.prepare import errors_placed, prepare, reward_runner
         from rloo_cli.plan.report import add_data
 
-        with reward_runner(checked, log_dir=None) as rewards, errors_placed(checked.loaded):
+        with reward_runner(checked, log_dir=None) as rewards, errors_placed(checked.loaded), waiting("importing rewards, reading the data"):
             prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code)
             from rloo_cli.plan.resources import resources_document
 

@@ -8,7 +8,7 @@ import logging
 import os
 import shlex
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from types import TracebackType
@@ -169,7 +169,18 @@ def terminal(*, quiet: bool) -> Console:
     """Where progress goes: standard output, or nowhere."""
     from rloo_cli.run.progress import LastingConsole
 
-    return LastingConsole(highlight=False, soft_wrap=True, quiet=quiet)
+    console = LastingConsole(highlight=False, quiet=quiet)
+    console.soft_wrap = not console.is_terminal  # a terminal gets lines that break between words, a file the whole line
+    return console
+
+
+@contextlib.contextmanager
+def waiting(for_what: str) -> Iterator[None]:
+    """A sign of life on standard error while the block runs, on a terminal alone."""
+    from rich.console import Console
+
+    with Console(stderr=True).status(for_what):
+        yield
 
 
 def _say(console: Console, message: str) -> None:

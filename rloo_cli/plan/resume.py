@@ -53,7 +53,13 @@ def recipe_for_resume(new: Recipe, old: Recipe) -> tuple[Recipe, list[str]]:
     refused += [f"  {field}: {was[field]!r} in the run, gone now" for field in was if field not in now]
     if refused:
         raise RefusedError(
-            "\n".join(["the recipe differs from the run's in fields that change its numbers:", *refused, "Undo them, or start a new run."])
+            "\n".join(
+                [
+                    "the recipe differs from the run's in fields that change its numbers:",
+                    *refused,
+                    "Give the same --set options as the run had (its environment.json has the command), or start a new run.",
+                ]
+            )
         )
     return _with_values(old, taken), [f"{field}: {now[field]!r} from here on (was {was.get(field)!r})" for field in taken]
 

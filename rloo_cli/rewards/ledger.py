@@ -92,6 +92,6 @@ class Ledger:
         message = f"reward `{self._names[call.function]}`: {self.place(call, None if is_whole else item)}: {line}"
         stops = not again and self._entries[call.function].on_error == "stop"
         trace = f"\n{result['traceback']}" if result.get("traceback") else ""
-        LOGGER.log(logging.ERROR if stops else logging.WARNING, "%s%s%s", message, " (called again)" if again else "", trace)
+        LOGGER.log(logging.INFO if stops else logging.WARNING, "%s%s%s", message, " (called again)" if again else "", trace)
         if stops and self._error is None:
             self._error = RewardError(f"{message}. `on_error: unscored` in the recipe would leave such completions out.")

@@ -125,7 +125,12 @@ def set_aside_newer(folder: Path, step: int) -> list[Path]:
 
     To be called when a run goes on from `step`: those belong to a future that will now be written again.
     """
-    return [_set_aside(folder / step_name(newer)) for newer in list_steps(folder) if newer > step]
+    moved = [_set_aside(folder / step_name(newer)) for newer in list_steps(folder) if newer > step]
+    if moved:
+        logger.warning(
+            "checkpoints newer than step %d, which this run goes on from, were set aside: %d, the first as %s", step, len(moved), moved[0]
+        )
+    return moved
 
 
 def prune_checkpoints(folder: Path, limit: int | None, protect: Collection[int] = ()) -> None:
@@ -180,7 +185,6 @@ def _set_aside(path: Path) -> Path:
     while (aside := path.with_name(f"{path.name}.aside-{number}")).exists():
         number += 1
     atomic.rename(path, aside)
-    logger.warning("checkpoint %s is newer than the step this run goes on from; set aside as %s", path, aside.name)
     return aside
 
 

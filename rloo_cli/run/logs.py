@@ -52,8 +52,8 @@ class Terminal(logging.Handler):
         self.addFilter(logging.Filter("rloo_cli"))
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Show one record."""
-        self._show(f"{record.levelname.lower()}: {record.getMessage()}")
+        """Show the first line of one record; the file has the rest."""
+        self._show(f"{record.levelname.lower()}: {(record.getMessage().splitlines() or [''])[0]}")
 
 
 @contextmanager

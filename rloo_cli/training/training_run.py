@@ -22,6 +22,7 @@ from rloo_cli.training.update import Updater
 
 logger = logging.getLogger(__name__)
 
+SILENT_BATCHES = 3  # in a row without any difference in reward, before a warning
 FAILURES_SHOWN = 3  # of a step, with their reason; the rest are counted
 
 
@@ -52,6 +53,7 @@ class TrainingRun:
         self.saved_step = position.step if inputs.resume_from else 0
         self._row: dict[str, float] = {}
         self._save_seconds: float | None = None
+        self._silent_batches = 0
         self._working = position
         self._started = 0.0
 
@@ -88,6 +90,7 @@ class TrainingRun:
         experience = build_experience(step, groups, rewards, [entry.weight for entry in self.recipe.rewards])
         self._warn_of_failures(step, [line for scores in rewards for line in scores.failures])
         self._row |= rollout_metrics(experience, self.recorder.names) | seconds
+        self._warn_of_silence(step)
         tokens = position.num_tokens + sum(generated_tokens(experience))
         return replace(position, experience=experience, uses=0, next_prompt=position.next_prompt + count, num_tokens=tokens)
 
@@ -96,6 +99,17 @@ class TrainingRun:
             logger.warning("step %d: %s", step, line)
         if len(failures) > FAILURES_SHOWN:
             logger.warning("step %d: %d more rewards failed and are left unscored", step, len(failures) - FAILURES_SHOWN)
+
+    def _warn_of_silence(self, step: int) -> None:
+        """Say once that nothing can be learnt, when for a while no group had two different rewards."""
+        self._silent_batches = self._silent_batches + 1 if self._row.get("groups/zero_std", 1.0) == 1.0 else 0
+        if self._silent_batches == SILENT_BATCHES:
+            logger.warning(
+                "step %d: in each of the last %d batches all completions of every prompt got the same reward, so rewards give no gradient; "
+                "look at the rollouts, and at prompts and reward function.",
+                step,
+                SILENT_BATCHES,
+            )
 
     def _prompt_row(self, position: int) -> int:
         data, training = self.recipe.data, self.recipe.training

@@ -222,3 +222,14 @@ def test_prompts_come_in_their_own_order_where_shuffling_is_off(tmp_path, monkey
     folder = start(tmp_path / "run", monkeypatch, data__shuffle_dataset=False)
     rows = [pq.read_table(folder.rollout_file(step))["prompt_row"].to_pylist()[::3] for step in (1, 2, 3)]
     assert rows == [[0, 1], [2, 3], [4, 0]]
+
+
+def test_rewards_that_never_differ_are_warned_of_once(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(
+        fakes.FakeRewards, "submit", lambda self, key, group, state: self.waiting.update({key: fakes.GroupRewards(values=((1.0,) * 3,))})
+    )
+    with caplog.at_level("WARNING"):
+        folder = start(tmp_path / "run", monkeypatch, algorithm__beta=0.0)
+    assert [record.message.split(":")[0] for record in caplog.records if "same reward" in record.message] == ["step 3"]
+    rows = read_metrics(folder.metrics)
+    assert all(row["groups/zero_std"] == 1 and row["grad_norm"] == 0 and row["rows/skipped"] == 6 for row in rows)
