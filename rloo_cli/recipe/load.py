@@ -63,6 +63,8 @@ def load_recipe(
     problems.rank(origin.origin)
     root = _root_of(parse(text, origin.origin, problems), origin, problems)
     settings = read_chain(name, root, problems, os.environ if environ is None else environ)
+    if any(name == "extends" for _, name, _ in problems.found):  # what it would have inherited is not known
+        raise recipe_error(problems)
     for override in overrides:
         apply_override(settings, override, Path(name).parent, problems)
     gather_rewards(settings, problems)

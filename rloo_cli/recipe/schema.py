@@ -13,6 +13,8 @@ from pydantic import BaseModel, ConfigDict, Field
 PositiveInt = Annotated[int, Field(ge=1)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 AutoInt = Annotated[int, Field(ge=1)] | Literal["auto"]
+AutoCount = Annotated[int, Field(ge=1, le=1024)] | Literal["auto"]
+"""Threads or processes: more than any machine has crash it."""
 
 
 class Section(BaseModel):
@@ -201,7 +203,7 @@ class TrainingSection(Section):
         "auto",
         description="Completion positions that go through the LM head at once, recomputed in the backward pass; null = all, kept; auto = when memory needs it.",
     )
-    threads: AutoInt = Field(
+    threads: AutoCount = Field(
         "auto", description="CPU threads of the trainer; auto is decided once and written to the run's recipe, since it changes rounding."
     )
 
@@ -233,7 +235,7 @@ class RunSection(Section):
     )
     save_steps: PositiveInt = Field(500, description="Optimizer steps between checkpoints.")
     save_total_limit: PositiveInt | None = Field(None, description="Newest checkpoints to keep; null = all.")
-    reward_workers: AutoInt = Field(
+    reward_workers: AutoCount = Field(
         "auto", description="Worker processes that run reward functions; auto = one or two, by the CPUs at hand."
     )
 

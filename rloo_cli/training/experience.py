@@ -14,11 +14,14 @@ import torch
 from transformers import PreTrainedTokenizerBase
 
 from rloo_cli.algorithm.advantages import combine_rewards
+from rloo_cli.errors import RewardError
 from rloo_cli.rollout.engine import Engine, GenerationRequest, RandomKey, SamplingParams
 from rloo_cli.types import Completion, FinishReason, Group, GroupRewards, Prompt, TrainerState
 
 if TYPE_CHECKING:
     from rloo_cli.rewards.runner import RewardRunner
+
+LARGEST_REWARD = 1e30  # its square sums in float64, its products in float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,11 +55,16 @@ class Experience:
 
 
 def build_experience(step: int, groups: Sequence[Group], rewards: Sequence[GroupRewards], weights: Sequence[float]) -> Experience:
-    """The experience of scored groups, nothing known yet about their log-probs under the trainer."""
+    """The experience of scored groups, nothing known yet about their log-probs under the trainer.
+
+    Raises:
+        RewardError: a reward is so large that sums over it would not be finite.
+    """
     values_FPG = torch.tensor([[[_number(v) for v in row] for row in scores.values] for scores in rewards], dtype=torch.float64).transpose(
         0, 1
     )
     reward_PG, is_scored_PG = combine_rewards(values_FPG, ~values_FPG.isnan(), torch.tensor(weights, dtype=torch.float64))
+    _refuse_huge(reward_PG, groups)
     unknown_PG = torch.full_like(reward_PG, float("nan"))
     return Experience(
         step=step,
@@ -70,6 +78,16 @@ def build_experience(step: int, groups: Sequence[Group], rewards: Sequence[Group
         old_logp_PG=unknown_PG,
         advantage_PG=unknown_PG,
     )
+
+
+def _refuse_huge(reward_PG: torch.Tensor, groups: Sequence[Group]) -> None:
+    huge_PG = ~(reward_PG.abs() <= LARGEST_REWARD)
+    if huge_PG.any():
+        p, g = huge_PG.nonzero()[0].tolist()
+        raise RewardError(
+            f"the weighted reward of prompt row {groups[p].prompt.row}, completion {g} is {reward_PG[p, g].item():g}; "
+            f"beyond {LARGEST_REWARD:g} nothing can be computed from it: scale the reward or its weight down."
+        )
 
 
 def _number(value: float | None) -> float:

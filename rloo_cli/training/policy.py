@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from rloo_cli.errors import NonFiniteError, RecipeError
@@ -77,8 +78,12 @@ def load_model(section: ModelSection, *, seed: int, trust_remote_code: bool) -> 
                 model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
         else:
             model = AutoModelForCausalLM.from_pretrained(section.model_name_or_path, dtype=dtype, use_safetensors=True, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
+    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if isinstance(error, SafetensorError):
+            reason = f"a .safetensors file of it is damaged or cut off ({reason}); fetch it again"
+        elif "safetensors" in reason:
+            reason += " Weights are read from safetensors files only: convert others by `save_pretrained`."
         raise RecipeError(f"model.model_name_or_path: cannot load {section.model_name_or_path!r}: {reason}") from error
     _refuse_non_finite(model)
     return model

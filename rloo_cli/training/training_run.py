@@ -179,6 +179,8 @@ class TrainingRun:
         evaluation = self.recipe.evaluation
         if step == 0:
             return evaluation.eval_on_start
+        if evaluation.eval_strategy == "no":
+            return False
         every = evaluation.eval_steps or self.recipe.run.logging_steps
         return self.finished or self._falls_due(evaluation.eval_strategy, every, step)
 

@@ -6,6 +6,7 @@ import pytest
 import rig
 import torch
 
+from rloo_cli.errors import RewardError
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.metrics import find_metric
 from rloo_cli.training.evaluation import evaluate
@@ -85,3 +86,8 @@ def test_evaluation_in_parts_gives_each_row_its_own_stream_and_pass_at_k(monkeyp
     values = [scores.values[0] for scores in whole_experience.rewards]
     assert whole["eval/rewards/even/pass@3"] == pytest.approx(sum(max(v) >= 1 for v in values) / 7)
     assert [key for key in whole if find_metric(key) is None] == []
+
+
+def test_a_reward_too_large_to_compute_with_names_its_row():
+    with pytest.raises(RewardError, match=r"prompt row 1, completion 0 is 1e\+308"):
+        metrics_of([[[1.0, 0.0]], [[1e308, 0.0]]])

@@ -233,3 +233,8 @@ def test_rewards_that_never_differ_are_warned_of_once(tmp_path, monkeypatch, cap
     assert [record.message.split(":")[0] for record in caplog.records if "same reward" in record.message] == ["step 3"]
     rows = read_metrics(folder.metrics)
     assert all(row["groups/zero_std"] == 1 and row["grad_norm"] == 0 and row["rows/skipped"] == 6 for row in rows)
+
+
+def test_a_split_alone_asks_for_no_evaluation(tmp_path, monkeypatch):
+    rows = read_metrics(start(tmp_path / "run", monkeypatch, evaluation__eval_on_start=True).metrics)
+    assert [row["step"] for row in rows if any(key.startswith("eval/") for key in row)] == [0]
