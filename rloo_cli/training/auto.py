@@ -19,7 +19,6 @@ logger = logging.getLogger(__name__)
 BF16_PAYS = 1.5  # how many times as fast as float32 a bf16 product must run before autocast is worth its casts
 AGREEMENT = 1e-3  # nats; float32 layouts that compute the same thing differ by 1e-5
 AGREEMENT_BF16 = 0.1  # nats, mean; weights held in bf16 round differently in each layout
-SMALL_MODEL = 4_000_000  # parameters below which a second thread costs more in waiting than it computes
 CPU_TOKENS, GPU_TOKENS = 4096, 16384  # beyond these a larger micro-batch gains nothing
 LEAST_TOKENS = 256
 CPU_ACTIVATIONS, GPU_ACTIVATIONS = 1 << 30, 16 << 30  # bytes; enough tokens for products to run at their full rate
@@ -53,11 +52,9 @@ def _product_seconds(size: int = 512, repeats: int = 9) -> tuple[float, float]:
     return min(times[0]), min(times[1])
 
 
-def decide_threads(training: TrainingSection, parameters: int) -> int:
-    """CPU threads of the trainer: one for a very small model, else torch's own choice, a thread a core or OMP_NUM_THREADS."""
-    if training.threads != "auto":
-        return training.threads
-    return 1 if parameters < SMALL_MODEL else torch.get_num_threads()
+def decide_threads(training: TrainingSection) -> int:
+    """CPU threads of the trainer: as given, else torch's own choice, a thread a core or OMP_NUM_THREADS."""
+    return torch.get_num_threads() if training.threads == "auto" else training.threads
 
 
 def decide_layout(training: TrainingSection, policy: Policy, *, prompt_ids: tuple[int, ...], completion_length: int) -> Layout:

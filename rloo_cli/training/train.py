@@ -61,7 +61,7 @@ def evaluate_model(inputs: TrainingInputs) -> tuple[Experience, dict[str, float]
         if inputs.resume_from is not None:
             model.load_state_dict(inputs.resume_from.load_tensors("model"), strict=False)
             step = inputs.resume_from.step
-        torch.set_num_threads(auto.decide_threads(inputs.recipe.training, model.num_parameters()))
+        torch.set_num_threads(auto.decide_threads(inputs.recipe.training))
         low = torch.bfloat16 if auto.decide_bf16(inputs.recipe.training, accelerator.device) else None
         engine = _engine(inputs, model.to(accelerator.device), low)
         collector = _collector(inputs, engine, stop.check)
@@ -135,7 +135,7 @@ def _load_weights(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> N
 def _policy(inputs: TrainingInputs, model: PreTrainedModel, accelerator: Accelerator, low: torch.dtype | None) -> tuple[Policy, Recipe]:
     """The policy, and the recipe with every `auto` decided."""
     recipe, training, device = inputs.recipe, inputs.recipe.training, accelerator.device
-    threads = auto.decide_threads(training, model.num_parameters())
+    threads = auto.decide_threads(training)
     torch.set_num_threads(threads)
     policy = Policy(model, layout="plain", temperature=recipe.generation.temperature, head_chunk=None)
     probe = inputs.prompts[0].token_ids
