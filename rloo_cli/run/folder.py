@@ -105,10 +105,6 @@ class RunFolder:
         """Where the rollouts of the evaluation after `step` go."""
         return self.rollouts / f"eval-{step_name(step)}.parquet"
 
-    def offending_batch(self, step: int) -> Path:
-        """Where the batch goes in which a non-finite number was found, kept for inspection."""
-        return self.path / f"offending-batch-{step_name(step)}"
-
     def attempt(self, number: int) -> Path:
         """The log folder of the n-th start of this run, from 1."""
         return self.logs / f"attempt-{number}"

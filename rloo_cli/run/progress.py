@@ -37,15 +37,12 @@ SHOWN = (
 SHOWN_EVALUATION = (
     ("eval/reward", "reward {:.4f}"),
     ("eval/rewards/(.+)/mean", "{name} {:.4f}"),
-    ("eval/rewards/(.+)", "{name} {:.4f}"),
+    ("eval/rewards/(.+/pass@.+)", "{name} {:.4f}"),
     ("eval/completions/mean_length", "length {:.1f}"),
     ("eval/completions/clipped_ratio", "clipped {:.0%}"),
     ("eval/prompts", "{:.0f} prompts"),
 )
 """Patterns of what an evaluation's line shows, in this order, and how; metrics.jsonl has everything."""
-
-QUIET_REWARDS = ("/std", "/mean", "/unscored")
-"""Of a reward function, an evaluation's line shows the mean and what is left: pass@k."""
 
 
 class LastingConsole(Console):
@@ -224,6 +221,6 @@ def _shown_evaluation(row: Mapping[str, float]) -> list[str]:
     for pattern, form in SHOWN_EVALUATION:
         for key, value in row.items():
             match = re.fullmatch(pattern, key)
-            if match and (pattern != "eval/rewards/(.+)" or not key.endswith(QUIET_REWARDS)):
+            if match:
                 shown.append(form.format(value, name=match[1] if match.groups() else ""))
     return shown

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,8 +15,6 @@ from rloo_cli.recipe.schema import ModelSection
 from rloo_cli.training.logprobs import find_head, head_logprobs
 from rloo_cli.training.microbatches import Layout, ScoringBatch
 from rloo_cli.training.packed import PACKED
-
-logger = logging.getLogger(__name__)
 
 
 class Policy(torch.nn.Module):
