@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rloo_cli.errors import RecipeError, RefusedError
-from rloo_cli.launch.local import recorded, terminal
+from rloo_cli.launch.local import recorded, terminal, training_inputs
 from rloo_cli.plan.prepare import CheckedRecipe, check_recipe, errors_placed, prepare, reward_runner
 from rloo_cli.run.checkpoint import Checkpoint, find_checkpoint
 from rloo_cli.run.folder import RunFolder, open_existing
@@ -76,23 +76,9 @@ def evaluate_here(subject: Subject, *, trust_remote_code: bool, quiet: bool) -> 
     with reward_runner(checked, log_dir=None) as rewards, errors_placed(checked.loaded):
         prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code, evaluates=True)
         from rloo_cli.run.progress import Progress
-        from rloo_cli.training.inputs import TrainingInputs
         from rloo_cli.training.train import evaluate_model
 
         with Progress(prepared.total_steps, console=terminal(quiet=quiet)) as progress:
-            _, metrics = evaluate_model(
-                TrainingInputs(
-                    recipe=prepared.recipe,
-                    batch=checked.loaded.batch,
-                    total_steps=prepared.total_steps,
-                    tokenizer=prepared.tokenizer,
-                    prompts=prepared.prompts,
-                    eval_prompts=prepared.eval_prompts,
-                    rewards=prepared.rewards,
-                    folder=subject.folder,
-                    resume_from=subject.checkpoint,
-                    trust_remote_code=trust_remote_code,
-                    progress=progress,
-                )
-            )
+            inputs = training_inputs(prepared, subject.folder, subject.checkpoint, progress, trust_remote_code=trust_remote_code)
+            _, metrics = evaluate_model(inputs)
     return metrics

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from rloo_cli.recipe.schema import Recipe
+    from rloo_cli.run.progress import Progress
+    from rloo_cli.training.inputs import TrainingInputs
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +83,6 @@ class _NewFolder:
 
 def _train(prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint | None, console: Console, *, trust_remote_code: bool) -> None:
     from rloo_cli.run.progress import Progress
-    from rloo_cli.training.inputs import TrainingInputs
     from rloo_cli.training.train import train
 
     recipe, loaded = prepared.recipe, prepared.checked.loaded
@@ -90,21 +91,28 @@ def _train(prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint | None,
     logger.info("%d prompts, %d optimizer steps, %s", len(prepared.prompts), prepared.total_steps, loaded.batch)
     start = checkpoint.step if checkpoint is not None else 0
     with Progress(prepared.total_steps, start_step=start, logging_steps=recipe.run.logging_steps, console=console) as progress:
-        train(
-            TrainingInputs(
-                recipe=recipe,
-                batch=loaded.batch,
-                total_steps=prepared.total_steps,
-                tokenizer=prepared.tokenizer,
-                prompts=prepared.prompts,
-                eval_prompts=prepared.eval_prompts,
-                rewards=prepared.rewards,
-                folder=folder,
-                resume_from=checkpoint,
-                trust_remote_code=trust_remote_code,
-                progress=progress,
-            )
-        )
+        train(training_inputs(prepared, folder, checkpoint, progress, trust_remote_code=trust_remote_code))
+
+
+def training_inputs(
+    prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint | None, progress: Progress, *, trust_remote_code: bool
+) -> TrainingInputs:
+    """What training and evaluation are given, from what was prepared."""
+    from rloo_cli.training.inputs import TrainingInputs
+
+    return TrainingInputs(
+        recipe=prepared.recipe,
+        batch=prepared.checked.loaded.batch,
+        total_steps=prepared.total_steps,
+        tokenizer=prepared.tokenizer,
+        prompts=prepared.prompts,
+        eval_prompts=prepared.eval_prompts,
+        rewards=prepared.rewards,
+        folder=folder,
+        resume_from=checkpoint,
+        trust_remote_code=trust_remote_code,
+        progress=progress,
+    )
 
 
 def _resumed(prepared: Prepared, target: Target, console: Console) -> tuple[Checkpoint | None, Prepared]:

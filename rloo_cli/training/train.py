@@ -71,7 +71,9 @@ def evaluate_model(inputs: TrainingInputs) -> tuple[Experience, dict[str, float]
 
 def _assemble(inputs: TrainingInputs, check_stop: Callable[[], None]) -> TrainingRun:
     seed_everything(inputs.recipe.training.seed, "start")
-    accelerator = _accelerator(low_precision=auto.decide_bf16(inputs.recipe.training, _device()))
+    asked = inputs.recipe.training
+    # A resumed run's recipe holds what was decided; measuring again on a busy machine could decide otherwise.
+    accelerator = _accelerator(low_precision=asked.bf16 if inputs.resume_from is not None else auto.decide_bf16(asked, _device()))
     low = torch.bfloat16 if accelerator.mixed_precision == "bf16" else None
     if inputs.recipe.training.bf16 and low is None:
         inputs.progress.note("bf16: off, this device is not faster at it; float32 throughout.")

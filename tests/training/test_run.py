@@ -199,6 +199,7 @@ def test_weights_held_in_bfloat16_train_and_resume(tmp_path, monkeypatch):
     expected = gold(start(tmp_path / "whole", monkeypatch, **options))
     with pytest.raises(StoppedError):
         start(tmp_path / "stopped", monkeypatch, stop_at=4, **options)
+    monkeypatch.setattr(train_module.auto, "decide_bf16", lambda training, device: False)  # decided once, not again on resume
     start(tmp_path / "stopped", monkeypatch, resume=find_checkpoint(tmp_path / "stopped" / "checkpoints"), **options)
     assert gold(RunFolder(tmp_path / "stopped")) == expected
 
