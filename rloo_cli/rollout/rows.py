@@ -40,7 +40,7 @@ class Rows:
         counts = [request.num_generations for request in requests]
         self.request_of_row = np.repeat(np.arange(len(requests)), counts)
         self.number_of_row = [request.first_row + g for request in requests for g in range(request.num_generations)]
-        self.limit_of_row = np.repeat([_limit(i, request, params, context) for i, request in enumerate(requests)], counts)
+        self.limit_of_row = np.repeat([completion_limit(i, request, params, context) for i, request in enumerate(requests)], counts)
         self.stop_strings = StopStrings(params.stop, tokenizer, len(self.request_of_row))
         self.active = np.arange(len(self.request_of_row))
         self.length = 0
@@ -110,8 +110,12 @@ class Rows:
         )
 
 
-def _limit(index: int, request: GenerationRequest, params: SamplingParams, context: int | None) -> int:
-    """Longest completion of a request, in tokens."""
+def completion_limit(index: int, request: GenerationRequest, params: SamplingParams, context: int | None) -> int:
+    """Longest completion of a request, in tokens. `context`: longest prompt + completion, None = no limit.
+
+    Raises:
+        EngineError: a prompt leaves no room for a completion, or nothing limits its length.
+    """
     room = None if context is None else context - len(request.token_ids)
     if room is not None and room < 1:
         raise EngineError(
