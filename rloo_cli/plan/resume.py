@@ -16,6 +16,17 @@ SAFE_FIELDS = {
     "run.save_steps",
     "run.save_total_limit",
     "run.reward_workers",
+    "generation.vllm_gpu_memory_utilization",
+    "generation.vllm_enable_sleep_mode",
+    "generation.vllm_server_base_url",
+    "generation.vllm_server_host",
+    "generation.vllm_server_port",
+    "generation.vllm_server_key_file",
+    "generation.vllm_server_timeout",
+    "generation.vllm_server_retry_seconds",
+    "generation.vllm_weight_transfer",
+    "generation.vllm_weight_transfer_dir",
+    "generation.vllm_group_port",
 }
 """Fields that change no number of training; all of `evaluation` is safe as well, and a reward's timeout."""
 SAFE_REWARD_FIELDS = {"timeout", "env"}

@@ -20,6 +20,7 @@ from rloo_cli.recipe.scalars import is_null, plain_data
 from rloo_cli.recipe.schema import Recipe, RewardEntry
 from rloo_cli.recipe.settings import Entry, Settings, without_effect
 from rloo_cli.recipe.trl_keys import TRL_KEYS, Treatment, TrlKey, known_key
+from rloo_cli.recipe.vllm_rules import VLLM_RULES
 
 BUILT_IN_REWARDS = "rloo_cli.rewards"
 MAX_REWARDS = 100
@@ -172,7 +173,7 @@ class Draft:
         """Note what contradicts between fields that are right by themselves; the notices of those rules."""
         notices = []
         context = Context(recipe, num_processes, frozenset(self._given()))
-        for rule in RULES:
+        for rule in (*RULES, *VLLM_RULES):
             if rule.reads & self.broken:
                 continue
             for finding in rule.check(context):

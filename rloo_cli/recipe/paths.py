@@ -12,8 +12,10 @@ PATH_FIELDS: Mapping[str, str] = {
     "chat_template_path": "file",
     "dataset_name": "any",
     "output_dir": "output",
+    "vllm_server_key_file": "output",
+    "vllm_weight_transfer_dir": "output",
 }
-"""Leaf → what it may name; `${VAR}` is replaced in these alone."""
+"""Leaf → what it may name (output: it need not exist yet); `${VAR}` is replaced in these alone."""
 
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)

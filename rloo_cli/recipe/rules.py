@@ -89,9 +89,11 @@ def _cut_groups(context: Context) -> Iterator[Finding]:
         )
 
 
-@_rule(*_BATCH_FIELDS, "algorithm.num_iterations", "algorithm.epsilon", "algorithm.epsilon_high")
+@_rule(*_BATCH_FIELDS, "algorithm.num_iterations", "algorithm.epsilon", "algorithm.epsilon_high", "training.async_steps")
 def _clip_range(context: Context) -> Iterator[Finding]:
     algorithm = context.recipe.algorithm
+    if context.recipe.training.async_steps:  # told with the overlap
+        return
     if not batch_faults(context.recipe, context.num_processes) and not plan_batches(context.recipe, context.num_processes).off_policy:
         for name in ("algorithm.epsilon", "algorithm.epsilon_high"):
             if context.is_changed(name):
@@ -113,9 +115,10 @@ def _reward_clip_range(context: Context) -> Iterator[Finding]:
         yield Finding("algorithm.reward_clip_range", f"low and high are both {low:g}: every reward would be the same.")
 
 
-@_rule("algorithm.importance_sampling_correction", "algorithm.importance_sampling_cap")
+@_rule("algorithm.importance_sampling_correction", "algorithm.importance_sampling_cap", "training.async_steps")
 def _sampling_cap(context: Context) -> Iterator[Finding]:
-    if context.is_changed("algorithm.importance_sampling_cap") and context.recipe.algorithm.importance_sampling_correction == "none":
+    is_read = context.recipe.algorithm.importance_sampling_correction != "none" or context.recipe.training.async_steps
+    if context.is_changed("algorithm.importance_sampling_cap") and not is_read:
         yield Finding("algorithm.importance_sampling_cap", "not read: importance_sampling_correction is none.", is_notice=True)
 
 

@@ -100,12 +100,12 @@ disable_tqdm: true
     assert loaded.batch.prompts_per_step == 2
     assert loaded.notices == (
         "r.yaml:18:1: warmup_ratio: an older name of `training.warmup_steps`; read as that.",
-        "r.yaml: accepted without effect: log_completions (every completion is kept in rollouts/), vllm_mode, lora_r, do_train, disable_tqdm.",
+        "r.yaml: accepted without effect: log_completions (every completion is kept in rollouts/), lora_r, do_train, disable_tqdm.",
+        "r.yaml:21:1: generation.vllm_mode: not read: use_vllm is false.",
     )
 
 
 REFUSALS = {
-    "use_vllm: true": "use_vllm: `true` is not in this version: completions are made by the transformers engine. Remove the key, or write TRL's default, false.",
     "use_peft: true": "use_peft: `true` is not in this version: all weights are trained. Remove the key, or write TRL's default, false.",
     "deepspeed: zero3.json": "deepspeed: `zero3.json` is not in this version: one process trains. Remove the key, or write TRL's default, null.",
     "sync_ref_model: true": "sync_ref_model: `true` is not in this version: the reference model stays as it was at the start. Remove the key, or write TRL's default, false.",
@@ -138,12 +138,12 @@ def test_a_secret_on_the_command_line_is_not_repeated():
 
 
 def test_keys_below_a_refused_switch_are_not_refused_again():
-    lines = lines_of(VALID + "use_vllm: true\nvllm_mode: server\nvllm_gpu_memory_utilization: 0.9\n")
-    assert [line.split(": ")[1] for line in lines[:-1]] == ["use_vllm"]
+    lines = lines_of(VALID + "use_peft: true\nlora_r: 64\nuse_dora: true\n")
+    assert [line.split(": ")[1] for line in lines[:-1]] == ["use_peft"]
 
 
 def test_a_later_layer_can_take_a_refused_key_back():
-    assert load(VALID + "use_vllm: true\n", "use_vllm=false").notices == ()
+    assert load(VALID + "use_peft: true\n", "use_peft=false").notices == ()
 
 
 def test_trl_keys_may_stand_in_sections_too():
@@ -203,4 +203,5 @@ def test_a_default_that_differs_from_trl_is_known_and_few():
         "gradient_accumulation_steps": (1, None),
         "bf16": (None, True),
         "report_to": ("none", []),
+        "vllm_server_host": ("0.0.0.0", "127.0.0.1"),
     }
