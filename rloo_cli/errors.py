@@ -17,6 +17,7 @@ A message is one line or a few: what is wrong, where (file:line, field, step, pr
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -70,6 +71,33 @@ class NonFiniteError(RlooError):
     """A logit, log-prob, loss or gradient is NaN or infinite; the optimizer was not stepped."""
 
     exit_code = 7
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        place: str = "",
+        value: float | None = None,
+        row: int | None = None,
+        token: int | None = None,
+        token_ids: Sequence[int] = (),
+    ) -> None:
+        """The message, and what it says as values, for whoever keeps the batch.
+
+        Args:
+            message: one line.
+            place: what is not finite, such as `log-prob of the policy`.
+            value: NaN or an infinity.
+            row: of the generation batch, from 0; None = no single row can be named.
+            token: of that row's completion, from 0.
+            token_ids: what the row had sampled before, where it failed while sampling.
+        """
+        super().__init__(message)
+        self.place = place
+        self.value = value
+        self.row = row
+        self.token = token
+        self.token_ids = tuple(token_ids)
 
 
 class DeviceMemoryError(RlooError):

@@ -58,10 +58,12 @@ class Rows:
         """Append one token to every active row; True [n] where the row ended with it. Whole groups are announced.
 
         Raises:
-            NonFiniteError: a log-prob is NaN.
+            NonFiniteError: a log-prob is not finite.
         """
-        if np.isnan(logprobs_n).any():
-            self._raise_non_finite(int(self.active[np.isnan(logprobs_n).argmax()]))
+        finite_n = np.isfinite(logprobs_n)
+        if not finite_n.all():
+            slot = int(finite_n.argmin())
+            self._raise_non_finite(int(self.active[slot]), float(logprobs_n[slot]))
         if self.length == self.tokens_BT.shape[1]:
             self._grow()
         self.tokens_BT[self.active, self.length] = tokens_n
@@ -103,10 +105,15 @@ class Rows:
         self.tokens_BT = np.pad(self.tokens_BT, ahead)
         self.logprobs_BT = np.pad(self.logprobs_BT, ahead)
 
-    def _raise_non_finite(self, row: int) -> None:
+    def _raise_non_finite(self, row: int, value: float) -> None:
         raise NonFiniteError(
             f"the model's logits are not finite at token {self.length + 1} of row {self.number_of_row[row]} "
-            f"(request {self.request_of_row[row]}, weights of step {self.version}): lower the learning rate, or train with `bf16: false`"
+            f"(request {self.request_of_row[row]}, weights of step {self.version}): lower the learning rate, or train with `bf16: false`",
+            place="log-prob of the token being sampled (the model's logits)",
+            value=value,
+            row=self.number_of_row[row],
+            token=self.length,
+            token_ids=self.tokens_BT[row, : self.length].tolist(),
         )
 
 

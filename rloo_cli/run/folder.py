@@ -68,6 +68,11 @@ class RunFolder:
         return self.path / "rollouts"
 
     @property
+    def failed(self) -> Path:
+        """The folder of batches that an update stopped at, since a number was not finite."""
+        return self.path / "failed"
+
+    @property
     def checkpoints(self) -> Path:
         """The folder of checkpoints."""
         return self.path / "checkpoints"
@@ -104,6 +109,10 @@ class RunFolder:
     def eval_rollout_file(self, step: int) -> Path:
         """Where the rollouts of the evaluation after `step` go."""
         return self.rollouts / f"eval-{step_name(step)}.parquet"
+
+    def failed_batch(self, step: int) -> Path:
+        """Where the batch goes that the update of `step` stopped at, as rollouts; the facts lie beside it in a file of suffix `.json`."""
+        return self.failed / f"step-{step_name(step)}.parquet"
 
     def attempt(self, number: int) -> Path:
         """The log folder of the n-th start of this run, from 1."""
@@ -181,7 +190,7 @@ class RunFolder:
 
     def remove_orphans(self) -> list[Path]:
         """The temporary files and folders (`.tmp-…-<pid>`) of dead processes, removed; nothing else is ever touched."""
-        places = [self.path, self.rollouts, self.checkpoints, *(self.attempt(n + 1) for n in range(self.attempts()))]
+        places = [self.path, self.rollouts, self.failed, self.checkpoints, *(self.attempt(n + 1) for n in range(self.attempts()))]
         orphans = [entry for place in places if place.is_dir() for entry in sorted(place.iterdir()) if _is_orphan(entry.name)]
         for orphan in orphans:
             try:

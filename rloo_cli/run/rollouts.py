@@ -38,18 +38,21 @@ def columns_markdown() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRow:
-    """One completion and all that is known about it; COLUMNS tells what each field means."""
+    """One completion and all that is known about it; COLUMNS tells what each field means.
+
+    In batches kept in failed/, a row that was not sampled to its end has no completion.
+    """
 
     step: int
     prompt_row: int
     prompt: PromptContent
     prompt_text: str
-    completion: str
-    completion_ids: Sequence[int]
-    logprobs: Sequence[float]
-    finish_reason: FinishReason
+    completion: str | None
+    completion_ids: Sequence[int] | None
+    logprobs: Sequence[float] | None
+    finish_reason: FinishReason | None
     weights_version: int
-    reward: float | None
+    reward: float | None = None
     kl: float | None = None
     advantage: float | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict)

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from rloo_cli.data.order import prompt_row
+from rloo_cli.errors import NonFiniteError
 from rloo_cli.rollout.engine import Engine, RandomKey, SamplingParams
 from rloo_cli.run.checkpoint import save_checkpoint
 from rloo_cli.run.randomness import capture_random_state, seed_everything
+from rloo_cli.run.rollouts import RolloutRow
 from rloo_cli.training.evaluation import evaluate
 from rloo_cli.training.experience import Collector, build_experience
+from rloo_cli.training.failed_batch import keep_failed_batch
 from rloo_cli.training.final_model import save_final_model
 from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.policy import trainable_state
-from rloo_cli.training.recorder import Recorder, peak_memory_mb
+from rloo_cli.training.recorder import Recorder, peak_memory_mb, rollout_rows
 from rloo_cli.training.rollout_metrics import generated_tokens, kl_metrics, rollout_metrics
 from rloo_cli.training.state import RunPosition, save_experience
 from rloo_cli.training.update import Updater
+from rloo_cli.types import Prompt
 
 logger = logging.getLogger(__name__)
 
 SILENT_BATCHES = 3  # in a row without any difference in reward, before a warning
+PROMPTS_AT_ONCE = 64  # gathered between two looks for a stop
 FAILURES_SHOWN = 3  # of a step, with their reason; the rest are counted
 
 
@@ -77,11 +84,10 @@ class TrainingRun:
 
     def _generate(self, position: RunPosition) -> RunPosition:
         step, count = position.step + 1, self.inputs.batch.prompts_per_generation
-        rows = [self._prompt_row(position.next_prompt + i) for i in range(count)]
         key = RandomKey(seed=self.recipe.training.seed, step=step)
-        with self.inputs.progress.phase("generate"):
+        with self.inputs.progress.phase("generate"), self._failed_batch_kept(self.collector.rows_in_hand):
             groups, rewards, seconds = self.collector.collect(
-                [self.inputs.prompts[row] for row in rows],
+                self._prompts(position.next_prompt, count),
                 self._sampling(),
                 key,
                 step=step,
@@ -111,9 +117,15 @@ class TrainingRun:
                 SILENT_BATCHES,
             )
 
-    def _prompt_row(self, position: int) -> int:
-        data, training = self.recipe.data, self.recipe.training
-        return prompt_row(position, num_prompts=len(self.inputs.prompts), seed=training.seed, shuffle=data.shuffle_dataset)
+    def _prompts(self, first: int, count: int) -> list[Prompt]:
+        """The prompts at `count` positions from `first` on; a stop is looked for on the way, since a huge step has millions."""
+        seed, shuffle, total = self.recipe.training.seed, self.recipe.data.shuffle_dataset, len(self.inputs.prompts)
+        prompts = []
+        for position in range(first, first + count):
+            if len(prompts) % PROMPTS_AT_ONCE == 0:
+                self.collector.check_stop()
+            prompts.append(self.inputs.prompts[prompt_row(position, num_prompts=total, seed=seed, shuffle=shuffle)])
+        return prompts
 
     def _sampling(self) -> SamplingParams:
         generation = self.recipe.generation
@@ -133,10 +145,22 @@ class TrainingRun:
         assert experience is not None
         if self.updater.settings.active_dropout:
             seed_everything(self.recipe.training.seed, "dropout", step)
-        with self.inputs.progress.phase("train"):
+        with self.inputs.progress.phase("train"), self._failed_batch_kept(self._trained_rows):
             experience, metrics = self.updater.update(experience, uses, step)
         self._row |= metrics | (kl_metrics(experience) if uses == 0 else {})
         self._working = replace(self._working, step=step, experience=experience, uses=uses + 1)
+
+    @contextlib.contextmanager
+    def _failed_batch_kept(self, rows: Callable[[NonFiniteError], list[RolloutRow]]) -> Iterator[None]:
+        """Keep the batch in hand in failed/ where a number of ours is not finite; the error then says how to look at it."""
+        try:
+            yield
+        except NonFiniteError as error:
+            step = max(self.step, int(self._row.get("step", 0)))
+            raise keep_failed_batch(self.inputs.folder, error, rows(error), step=step, weights_version=self.step) from error
+
+    def _trained_rows(self, error: NonFiniteError) -> list[RolloutRow]:
+        return rollout_rows(self.updater.experience_in_hand(), self.recorder.names)
 
     def sync_weights(self) -> None:
         """Hand the new weights to the engine."""
@@ -169,7 +193,7 @@ class TrainingRun:
         if prompts is None or self.position.evaluated_step == step or not self._evaluation_due(step):
             return
         started = time.perf_counter()
-        with self.inputs.progress.phase("evaluate"):
+        with self.inputs.progress.phase("evaluate"), self._failed_batch_kept(self.collector.rows_in_hand):
             experience, metrics = evaluate(self.collector, prompts, self.recipe, self.recorder.names, step)
         row = {"step": step, **metrics, "perf/seconds/evaluate": time.perf_counter() - started}
         self.recorder.evaluation(row, experience)

@@ -8,8 +8,9 @@ slices that later steps use, and every row where a group is cut or advantages ar
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -22,6 +23,7 @@ from rloo_cli.errors import DeviceMemoryError, NonFiniteError
 from rloo_cli.recipe.schema import AlgorithmSection
 from rloo_cli.training.experience import Experience
 from rloo_cli.training.microbatches import GroupRows, ScoringBatch, build_scoring_batch, cut_into_micro_batches, cuts_a_group
+from rloo_cli.training.non_finite import row_error
 from rloo_cli.training.optimizer import OptimizerAndSchedule
 from rloo_cli.training.pass_metrics import PassMetrics
 from rloo_cli.training.policy import Policy
@@ -69,6 +71,7 @@ class Updater:
         self.max_tokens = settings.max_tokens
         self.scoring_seconds = 0.0
         """Wall seconds that the current step spent on passes without gradient."""
+        self._in_hand: Experience | None = None
 
     def update(self, experience: Experience, use: int, step: int) -> tuple[Experience, dict[str, float]]:
         """The experience with what is now known about its rows, and the metrics of the step.
@@ -90,8 +93,14 @@ class Updater:
                     raise
                 self._halve_budget(step, error)
 
+    def experience_in_hand(self) -> Experience:
+        """The generation batch of the update that failed, with all that was known of its rows by then."""
+        assert self._in_hand is not None
+        return replace(self._in_hand, advantage_PG=self._known_advantages(self._in_hand))
+
     def _attempt(self, experience: Experience, use: int, step: int) -> tuple[Experience, dict[str, float]]:
         self.scoring_seconds = 0.0
+        self._in_hand = experience
         self.optimizer.zero_grad()
         started = time.perf_counter()
         if use == 0:
@@ -106,15 +115,17 @@ class Updater:
         with self.accelerator.autocast(), self.policy.attention():
             for pieces in micro_batches:
                 self.check_stop()
-                experience = self._backward(experience, pieces, n, metrics, step, first_use=use == 0)
+                experience = self._in_hand = self._backward(experience, pieces, n, metrics, step, first_use=use == 0)
         experience = replace(experience, advantage_PG=self._known_advantages(experience))
         self.check_stop()
+        found = metrics.summary(off_policy=self.settings.off_policy)
+        _refuse_non_finite_metrics(found, step)
         row = self._step_optimizer(step)
         seconds = {"perf/seconds/train": time.perf_counter() - started - self.scoring_seconds}
         if self.scoring_seconds:
             seconds["perf/seconds/reference"] = self.scoring_seconds
         skipped = len(groups) * experience.num_generations - sum(len(piece.rows) for piece in rows)
-        return experience, row | metrics.summary(off_policy=self.settings.off_policy) | {"rows/skipped": skipped} | seconds
+        return experience, row | found | {"rows/skipped": skipped} | seconds
 
     def _halve_budget(self, step: int, error: BaseException) -> None:
         self.optimizer.zero_grad()
@@ -181,7 +192,7 @@ class Updater:
                 logp_N, _ = self.policy(batch)
                 _refuse_non_finite(logp_N, batch, experience, step, "log-prob of the policy")
                 experience = _record_old(experience, batch, logp_N)
-                experience = self._record_kl(experience, batch, logp_N, step)
+                experience = self._in_hand = self._record_kl(experience, batch, logp_N, step)
         return experience
 
     def _must_score_all(self, experience: Experience) -> bool:
@@ -224,7 +235,7 @@ class Updater:
         )
         loss = self._loss(logp_B, advantage_B, weight_B, n, experience, batch, metrics)
         if not torch.isfinite(loss):
-            raise NonFiniteError(f"step {step}: the loss is {loss.item()}; nothing was updated.")
+            raise self._loss_error(loss, advantage_B * logp_B, batch, experience, step)
         self.accelerator.backward(loss)
         metrics.add(loss, entropy_N)
         if first_use:
@@ -249,6 +260,20 @@ class Updater:
         metrics.add_clipped(is_clipped(ratio_B.detach(), advantage_B, epsilon=low, epsilon_high=high))
         return clipped_loss(ratio_B, advantage_B, n, epsilon=low, epsilon_high=high, weight_B=weight_B)
 
+    def _loss_error(
+        self, loss: torch.Tensor, term_B: torch.Tensor, batch: ScoringBatch, experience: Experience, step: int
+    ) -> NonFiniteError:
+        """The error of a loss that is not finite, with the row whose term is to blame where there is one."""
+        bad_B = (~torch.isfinite(term_B)).nonzero().flatten().tolist()
+        row = batch.rows[bad_B[0]] if bad_B else None
+        if row is not None:
+            prompt = experience.groups[row // experience.num_generations].prompt
+            where = f", first in completion {row % experience.num_generations} of prompt {prompt.row} (row {row})"
+        else:
+            where = f" over rows {min(batch.rows)} to {max(batch.rows)} of the batch"
+        message = f"step {step}: the loss is {loss.item()}{where}; nothing was updated."
+        return NonFiniteError(message, place="loss", value=loss.item(), row=row)
+
     def _step_optimizer(self, step: int) -> dict[str, float]:
         parameters = [p for p in self.policy.parameters() if p.requires_grad]
         for parameter in parameters:
@@ -260,9 +285,9 @@ class Updater:
                 (n for n, p in self.policy.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()), "their sum"
             )
             self.optimizer.zero_grad()
-            raise NonFiniteError(
-                f"step {step}: the gradient norm is {norm.item()} (first in {bad.removeprefix('model.')}); nothing was updated."
-            )
+            bad = bad.removeprefix("model.")
+            message = f"step {step}: the gradient norm is {norm.item()} (first in {bad}); nothing was updated."
+            raise NonFiniteError(message, place=f"gradient norm, first in {bad}", value=norm.item())
         if self.settings.max_grad_norm:
             torch.nn.utils.clip_grads_with_norm_(parameters, self.settings.max_grad_norm, norm)
         learning_rate = self.optimizer.step()
@@ -314,14 +339,27 @@ def _sampled_logprobs(experience: Experience, batch: ScoringBatch) -> torch.Tens
 
 def _refuse_non_finite(logp_N: torch.Tensor, batch: ScoringBatch, experience: Experience, step: int, what: str) -> None:
     finite_N = torch.isfinite(logp_N)
-    if not finite_N.all():
-        token = int((~finite_N).nonzero()[0])
-        row = batch.rows[int(batch.row_N[token])]
-        prompt = experience.groups[row // experience.num_generations].prompt
-        raise NonFiniteError(
-            f"step {step}: the {what} is {logp_N[token].item()} in completion {row % experience.num_generations} of prompt {prompt.row}; "
-            "nothing was updated."
-        )
+    if finite_N.all():
+        return
+    n = int((~finite_N).nonzero()[0])
+    b, width = int(batch.row_N[n]), experience.num_generations
+    raise row_error(
+        step=step,
+        place=what,
+        value=logp_N[n].item(),
+        row=batch.rows[b],
+        num_generations=width,
+        prompt=experience.groups[batch.rows[b] // width].prompt,
+        token=n - int((batch.row_N < b).sum()),
+    )
+
+
+def _refuse_non_finite_metrics(found: Mapping[str, float], step: int) -> None:
+    """A metric that cannot be recorded stops the step before the weights have moved."""
+    for name, value in found.items():
+        if not math.isfinite(value):
+            message = f"step {step}: {name}, over the rows of the pass, is {value}; nothing was updated."
+            raise NonFiniteError(message, place=name, value=value)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:

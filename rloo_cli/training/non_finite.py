@@ -1,0 +1,80 @@
+"""Numbers that are not finite, and where: the error that names step, prompt, completion and token; what an engine returned, checked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rloo_cli.errors import EngineError, NonFiniteError
+from rloo_cli.types import Completion, Prompt
+
+
+def row_error(
+    *,
+    step: int,
+    place: str,
+    value: float,
+    row: int,
+    num_generations: int,
+    prompt: Prompt,
+    token: int,
+    token_ids: Sequence[int] = (),
+    remedy: str = "",
+) -> NonFiniteError:
+    """The error of a number that belongs to one token of one row of the generation batch.
+
+    Example: `step 12: the log-prob of the policy is nan in completion 3 of prompt 17 (row 11, token 5); nothing was updated.`
+    """
+    message = (
+        f"step {step}: the {place} is {value} in completion {row % num_generations} of prompt {prompt.row} (row {row}, token {token}); "
+        f"nothing was updated.{' ' if remedy else ''}{remedy}"
+    )
+    return NonFiniteError(message, place=place, value=value, row=row, token=token, token_ids=token_ids)
+
+
+def check_completions(prompt: Prompt, completions: Sequence[Completion], *, step: int, first_row: int, num_generations: int) -> None:
+    """Raise where an engine's answer for a prompt cannot be trained on: the one gate that the completions of every engine pass.
+
+    Raises:
+        EngineError: another number of completions than asked for, one without tokens, or not one log-prob for each token.
+        NonFiniteError: a log-prob is NaN or infinite.
+    """
+    if len(completions) != num_generations:
+        raise EngineError(
+            f"step {step}: the engine returned {len(completions)} completions of prompt {prompt.row} instead of {num_generations}."
+        )
+    for g, completion in enumerate(completions):
+        where = f"step {step}: completion {g} of prompt {prompt.row}"
+        if not completion.token_ids:
+            raise EngineError(f"{where}: the engine returned no tokens; an empty completion is the end-of-sequence token alone.")
+        _check_count(where, completion)
+        if _are_finite(completion.logprobs):
+            continue
+        token, value = next((t, v) for t, v in enumerate(completion.logprobs) if not _are_finite([v]))
+        if not isinstance(value, int | float):
+            raise EngineError(f"{where}, token {token}: the engine returned {value!r} where the token's log-prob has to be.")
+        raise row_error(
+            step=step,
+            place="log-prob that the engine sampled with",
+            value=value,
+            row=first_row + g,
+            num_generations=num_generations,
+            prompt=prompt,
+            token=token,
+        )
+
+
+def _check_count(where: str, completion: Completion) -> None:
+    tokens, found = len(completion.token_ids), completion.logprobs
+    count = len(found) if found is not None else 0
+    if count != tokens:
+        raise EngineError(
+            f"{where}, token {min(count, tokens)}: the engine returned {count} log-probs for {tokens} tokens; each token needs one of its own."
+        )
+
+
+def _are_finite(values: Sequence[float]) -> bool:
+    try:
+        return all(map(math.isfinite, values))
+    except TypeError:
+        return False
