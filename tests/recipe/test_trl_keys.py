@@ -101,7 +101,7 @@ disable_tqdm: true
     assert loaded.notices == (
         "r.yaml:18:1: warmup_ratio: an older name of `training.warmup_steps`; read as that.",
         "r.yaml: accepted without effect: log_completions (every completion is kept in rollouts/), lora_r, do_train, disable_tqdm.",
-        "r.yaml:21:1: generation.vllm_mode: not read: use_vllm is false.",
+        "r.yaml:22:12: generation.vllm_mode: not read: use_vllm is false.",
     )
 
 
