@@ -25,11 +25,12 @@ MAY_IMPORT = {
     "training": MIDDLE | BASE,
     "plan": MIDDLE | BASE | {"training"},
     "launch": MIDDLE | BASE | {"training", "plan"},
-    "cli": MIDDLE | BASE | {"training", "plan", "launch"},
+    "serving": BASE | {"run"},
+    "cli": MIDDLE | BASE | {"training", "plan", "launch", "serving"},
     "__main__": {"cli"},
     "__init__": set(),
 }
-ONLY_IN = {"typer": "cli", "deepspeed": "training/sharding.py", "vllm": "rollout/vllm_"}
+ONLY_IN = {"typer": "cli", "deepspeed": "training/sharding.py", "vllm": ("rollout/vllm_", "serving/")}
 TORCH_FREE = BASE | {"rewards"}
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "safetensors"}
 
