@@ -46,6 +46,7 @@ def train(
     The run folder holds metrics.jsonl (a line a step), rollouts/ (every completion), checkpoints/, logs/ and final/, the model.
     Ctrl-C saves a checkpoint and leaves with exit code 75; a second one leaves at once.
     """
+    from rloo_cli.launch.local import nothing_left, train_here
     from rloo_cli.launch.target import choose_target
     from rloo_cli.plan.prepare import check_recipe
 
@@ -54,14 +55,13 @@ def train(
     target = choose_target(
         recipe_name=loaded.path.stem, output_dir=output_dir or loaded.recipe.run.output_dir, resume=resume, now=datetime.now().astimezone()
     )
-    if target.finished:
+    if target.finished and nothing_left(checked, target.folder):
         typer.echo(f"{target.folder.path}: finished already, nothing to do")
         return
     if not quiet:
         for notice in loaded.notices:
             typer.echo(f"note: {notice}", err=True)
 
-    from rloo_cli.launch.local import train_here
     from rloo_cli.plan.report import launch_command
 
     try:

@@ -19,7 +19,7 @@ from rloo_cli.errors import DataError, RecipeError, RefusedError
 from rloo_cli.launch.record import AttemptRecord
 from rloo_cli.launch.target import Target
 from rloo_cli.plan.prepare import CheckedRecipe, Prepared, errors_placed, prepare, reward_runner
-from rloo_cli.plan.resume import recipe_for_resume
+from rloo_cli.plan.resume import is_at_its_end, recipe_for_resume, refuse_foreign
 from rloo_cli.recipe.load import load_recipe
 from rloo_cli.run import atomic
 from rloo_cli.run.checkpoint import Checkpoint, find_checkpoint
@@ -60,6 +60,21 @@ def train_here(checked: CheckedRecipe, target: Target, *, trust_remote_code: boo
         checkpoint, prepared = _resumed(prepared, target, console)
         discard.keep()
         _train(prepared, folder, checkpoint, console, trust_remote_code=trust_remote_code)
+
+
+def nothing_left(checked: CheckedRecipe, folder: RunFolder) -> bool:
+    """Whether the run in a folder, which has a final model, is at its end under the recipe as it is now.
+
+    Raises:
+        RefusedError: the recipe has changed in what matters.
+    """
+    finished = folder.finished_step()
+    if finished is None or not folder.recipe.is_file():
+        return finished is not None
+    total = recorded(folder, "total_steps")
+    return is_at_its_end(
+        checked.loaded.recipe, _recipe_of(folder), finished_step=finished, total_steps=total if isinstance(total, int) else finished
+    )
 
 
 class _NewFolder:
@@ -135,6 +150,10 @@ def _resumed(prepared: Prepared, target: Target, console: Console) -> tuple[Chec
     if finished is not None and finished >= prepared.total_steps:
         raise RefusedError(f"{folder.path} holds a finished run (step {finished}): there is nothing to go on with.")
     checkpoint = find_checkpoint(folder.checkpoints, target.resume)
+    if checkpoint is not None:
+        refuse_foreign(checkpoint, prepared.recipe)
+    elif finished is not None:
+        raise RefusedError(f"{folder.path} holds a finished run (step {finished}) and no checkpoint to go on from: start a new run.")
     where = f"from the checkpoint of step {checkpoint.step}" if checkpoint else "no checkpoint was saved, so from step 0"
     _say(console, f"resuming {folder.path}: {where}")
     return checkpoint, prepared
@@ -170,6 +189,7 @@ def _environment(prepared: Prepared) -> Mapping[str, object]:
         "recipe": str(checked.loaded.path.resolve()),
         "code_dir": str(checked.code_dir.resolve()),
         "data_fingerprint": prepared.prompts.fingerprint,
+        "total_steps": prepared.total_steps,
     }
 
 

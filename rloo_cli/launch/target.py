@@ -22,7 +22,7 @@ class Target:
     resume: Literal["latest"] | int | Path | None
     """The checkpoint to go on from; None for a new run."""
     finished: bool = False
-    """Only with `--resume=auto`: there is nothing left to do."""
+    """The run came to its end: there is nothing left to do, unless the recipe asks for more now."""
 
 
 def choose_target(*, recipe_name: str, output_dir: str | None, resume: str | None, now: datetime) -> Target:
@@ -44,7 +44,7 @@ def choose_target(*, recipe_name: str, output_dir: str | None, resume: str | Non
         return _auto(output_dir)
     if resume == "latest" or resume.isdecimal():
         folder = open_existing(Path(output_dir) if output_dir else newest_run(recipe_name))
-        return Target(folder=folder, resume=int(resume) if resume.isdecimal() else "latest")
+        return Target(folder=folder, resume=int(resume)) if resume.isdecimal() else _latest(folder)
     return _from_path(Path(resume), output_dir)
 
 
@@ -65,14 +65,17 @@ def _auto(output_dir: str | None) -> Target:
     if output_dir is None:
         raise RefusedError("--resume=auto needs a folder to look in: name it by --output-dir or run.output_dir.")
     folder = RunFolder(Path(output_dir))
-    state = folder.state()
-    return Target(folder=folder, resume=None if state is RunState.NEW else "latest", finished=state is RunState.FINISHED)
+    return Target(folder=folder, resume=None) if folder.state() is RunState.NEW else _latest(folder)
+
+
+def _latest(folder: RunFolder) -> Target:
+    return Target(folder=folder, resume="latest", finished=folder.state() is RunState.FINISHED)
 
 
 def _from_path(path: Path, output_dir: str | None) -> Target:
     if not path.is_dir():
         raise RefusedError(f"--resume={path}: no such folder. Give a checkpoint's folder, a step number, or nothing for the latest.")
     if (path / "recipe.yaml").is_file():  # a run folder was meant
-        return Target(folder=open_existing(path), resume="latest")
+        return _latest(open_existing(path))
     run = Path(output_dir) if output_dir else path.resolve().parent.parent
     return Target(folder=open_existing(run), resume=path)

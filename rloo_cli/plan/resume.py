@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+from pydantic import ValidationError
+
+from rloo_cli import __version__
 from rloo_cli.errors import RefusedError
 from rloo_cli.recipe.schema import Recipe
+from rloo_cli.run.checkpoint import Checkpoint
 
 SAFE_FIELDS = {
     "run.output_dir",
@@ -52,16 +57,7 @@ def recipe_for_resume(new: Recipe, old: Recipe) -> tuple[Recipe, list[str]]:
     Raises:
         RefusedError: a difference would change the run's numbers; each is listed.
     """
-    was, now = _flat(old), _flat(new)
-    taken, refused = {}, []
-    for field in now:
-        if now[field] == was.get(field) or (field in DECIDED_FIELDS and now[field] == DECIDED_FIELDS[field]):
-            continue
-        if _is_safe(field, new):
-            taken[field] = now[field]
-        else:
-            refused.append(f"  {field}: {was.get(field)!r} in the run, {now[field]!r} now{_why(field, new)}")
-    refused += [f"  {field}: {was[field]!r} in the run, gone now" for field in was if field not in now]
+    taken, changes, refused = _differences(new, old)
     if refused:
         raise RefusedError(
             "\n".join(
@@ -72,7 +68,70 @@ def recipe_for_resume(new: Recipe, old: Recipe) -> tuple[Recipe, list[str]]:
                 ]
             )
         )
-    return _with_values(old, taken), [f"{field}: {now[field]!r} from here on (was {was.get(field)!r})" for field in taken]
+    return _with_values(old, taken), changes
+
+
+def _differences(new: Recipe, old: Recipe) -> tuple[dict[str, Any], list[str], list[str]]:
+    """(harmless fields that differ, with their new values; a line for each; a line for each other field that differs)."""
+    was, now = _flat(old), _flat(new)
+    taken: dict[str, Any] = {}
+    refused = []
+    for field in now:
+        if now[field] == was.get(field) or (field in DECIDED_FIELDS and now[field] == DECIDED_FIELDS[field]):
+            continue
+        if _is_safe(field, new):
+            taken[field] = now[field]
+        else:
+            refused.append(f"  {field}: {was.get(field)!r} in the run, {now[field]!r} now{_why(field, new)}")
+    refused += [f"  {field}: {was[field]!r} in the run, gone now" for field in was if field not in now]
+    return taken, [f"{field}: {now[field]!r} from here on (was {was.get(field)!r})" for field in taken], refused
+
+
+def is_at_its_end(new: Recipe, old: Recipe, *, finished_step: int, total_steps: int) -> bool:
+    """Whether a run that finished has nothing left to do under the recipe as it is now.
+
+    Args:
+        new: as the command line and the recipe file now say.
+        old: the run's own.
+        finished_step: the step of its final model.
+        total_steps: of which it was the end, or is to be since it was asked for more.
+
+    Raises:
+        RefusedError: the recipes differ in what changes the run's numbers.
+    """
+    merged, _ = recipe_for_resume(new, old)
+    if merged.training.max_steps > 0:
+        return finished_step >= merged.training.max_steps
+    is_longer = any(_flat(new)[field] != _flat(old)[field] for field in LENGTH_FIELDS)
+    return not is_longer and finished_step >= total_steps
+
+
+def refuse_foreign(checkpoint: Checkpoint, recipe: Recipe) -> None:
+    """Raise RefusedError where a checkpoint is that of another recipe, or of a version of rloo whose numbers may be others."""
+    maker = str(checkpoint.info.get("rloo", __version__))
+    if _release(maker) != _release(__version__):
+        raise RefusedError(
+            f"checkpoint {checkpoint.path} was written by rloo {maker}, and this is {__version__}, which may compute other numbers: "
+            f"install rloo {maker} to go on, or start a new run."
+        )
+    if checkpoint.has("recipe"):
+        _, _, refused = _differences(recipe, _recipe_of(checkpoint))
+        if refused:
+            raise RefusedError(
+                "\n".join([f"checkpoint {checkpoint.path} is another recipe's:", *refused, "Resume the run that it belongs to."])
+            )
+
+
+def _recipe_of(checkpoint: Checkpoint) -> Recipe:
+    try:
+        return Recipe.model_validate_json(json.dumps(checkpoint.load_document("recipe")))
+    except ValidationError as error:
+        raise RefusedError(f"checkpoint {checkpoint.path} comes from another version of rloo: this one cannot read its recipe.") from error
+
+
+def _release(version: str) -> list[str]:
+    """`0.3.1` → what must be the same for a resume: 0.3; a last number alone changes nothing that is computed."""
+    return version.split(".")[:2]
 
 
 def _is_safe(field: str, new: Recipe) -> bool:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from rloo_cli import __version__
 from rloo_cli.errors import RefusedError, StorageError
 from rloo_cli.run import atomic
 from rloo_cli.run.manifest import MANIFEST_NAME, DamagedError, Manifest
@@ -36,7 +37,7 @@ class Checkpoint:
     step: int
     path: Path
     info: Mapping[str, Any]
-    """What the manifest says of it: `step`, `format`."""
+    """What the manifest says of it: `step`, `format`, and as `rloo` the version that wrote it."""
     names: tuple[str, ...]
     """Its files, without the manifest."""
 
@@ -64,12 +65,12 @@ def save_checkpoint(
     tensors: Mapping[str, Mapping[str, torch.Tensor]],
     documents: Mapping[str, Any],
     limit: int | None = None,
-    protect: Collection[int] = (),
+    best: int | None = None,
 ) -> Path:
     """The path of the checkpoint just saved below `folder` (`folder/000010`), complete and on disk.
 
-    Each entry of `tensors` becomes NAME.safetensors, each of `documents` NAME.json (tuples come back as lists). Then the oldest beyond
-    the newest `limit` are deleted, except those whose step is in `protect`.
+    Each entry of `tensors` becomes NAME.safetensors, each of `documents` NAME.json (tuples come back as lists). Then the oldest are
+    deleted down to `limit`, see `prune_checkpoints`.
 
     Raises:
         StorageError: there is no room, a write failed, or the step is there already; older checkpoints are untouched.
@@ -80,12 +81,13 @@ def save_checkpoint(
     need = sum(size for size, _ in streams.values()) + sum(len(text) for text in texts.values()) + SPARE_BYTES
     atomic.make_folder(folder)
     atomic.ensure_free(folder, need, f"checkpoint {target}")
-    with atomic.AtomicFolder(target, info={"kind": "checkpoint", "format": CHECKPOINT_FORMAT, "step": step}) as files:
+    info = {"kind": "checkpoint", "format": CHECKPOINT_FORMAT, "step": step, "rloo": __version__}
+    with atomic.AtomicFolder(target, info=info) as files:
         for name, (size, stream) in streams.items():
             files.write(name, stream, size=size)
         for name, text in texts.items():
             files.write(name, text)
-    prune_checkpoints(folder, limit, protect)
+    prune_checkpoints(folder, limit, best)
     return target
 
 
@@ -133,12 +135,20 @@ def set_aside_newer(folder: Path, step: int) -> list[Path]:
     return moved
 
 
-def prune_checkpoints(folder: Path, limit: int | None, protect: Collection[int] = ()) -> None:
-    """Delete the oldest checkpoints beyond the newest `limit`; a deletion that fails is a warning."""
-    if limit is None:
+def prune_checkpoints(folder: Path, limit: int | None, best: int | None = None) -> None:
+    """Delete the oldest checkpoints beyond `limit`, in which the `best` step counts; it stays, and so does the newest.
+
+    A deletion that fails is a warning.
+    """
+    steps = list_steps(folder)
+    if limit is None or not steps:
         return
-    for step in list_steps(folder)[: -max(limit, 1)]:
-        if step not in protect:
+    kept = {steps[-1]} | {best} & set(steps)
+    for step in reversed(steps):
+        if len(kept) < limit:
+            kept.add(step)
+    for step in steps:
+        if step not in kept:
             _delete(folder / step_name(step))
 
 

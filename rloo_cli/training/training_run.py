@@ -240,6 +240,7 @@ class TrainingRun:
                 "optimizer": optimizer_document,
                 "random": random_document,
                 "metrics": {"offset": self.recorder.metrics.offset},
+                "recipe": self.recipe.model_dump(mode="json"),
             }
             if self.position.experience is not None:
                 documents["experience"], tensors["experience"] = save_experience(self.position.experience)

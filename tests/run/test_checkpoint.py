@@ -158,9 +158,20 @@ def test_newer_checkpoints_are_set_aside_when_a_run_goes_on_from_an_older_one(tm
     assert find_checkpoint(tmp_path, tmp_path / "000006.aside-1").step == 6
 
 
-def test_only_the_newest_and_the_protected_are_kept(tmp_path):
-    saved(tmp_path, 2, 4, 6, 8, limit=2, protect=(4,))
-    assert list_steps(tmp_path) == [4, 6, 8]
+@pytest.mark.parametrize(
+    ("limit", "best", "kept"),
+    [
+        (2, None, [6, 8]),
+        (2, 4, [4, 8]),  # the best is one of the two
+        (1, 4, [4, 8]),  # the newest stays in any case
+        (3, 8, [4, 6, 8]),
+        (2, 5, [6, 8]),  # it is gone
+        (None, 4, [2, 4, 6, 8]),
+    ],
+)
+def test_the_newest_and_the_best_are_kept(tmp_path, limit, best, kept):
+    saved(tmp_path, 2, 4, 6, 8, limit=limit, best=best)
+    assert list_steps(tmp_path) == kept
     assert leftovers(tmp_path) == []
 
 
