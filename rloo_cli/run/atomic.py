@@ -72,6 +72,23 @@ def write_json(path: Path, document: Any) -> None:
     write_file(path, json.dumps(document, indent=2, allow_nan=False) + "\n")
 
 
+def write_secret(path: Path, text: str) -> None:
+    """Write a new file that this user alone can read, durably.
+
+    Raises:
+        StorageError: it could not be written, or something stands there already.
+    """
+    with storage_errors("write", path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            with _on_failure(_remove_quietly, path):
+                _write_all(descriptor, text.encode())
+                fs.fsync(descriptor)
+        finally:
+            fs.close(descriptor)
+        fsync_folder(path.parent)
+
+
 def append_line(path: Path, line: str) -> int:
     """Append one line with one write; the file's new size in bytes comes back. Nothing is fsynced (see `sync_file`).
 
