@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from rloo_cli.cli.arguments import CodeDirOption, QuietOption, RecipeArgument, SetOption, TrustOption
-from rloo_cli.errors import StoppedError
+from rloo_cli.errors import InterruptedTwiceError, StoppedError
 
 ResumeOption = Annotated[
     str | None,
@@ -66,9 +66,9 @@ def train(
 
     try:
         train_here(checked, target, trust_remote_code=trust_remote_code, quiet=quiet)
-    except StoppedError as stop:
+    except (StoppedError, InterruptedTwiceError) as stop:
         command = launch_command(
             recipe, overrides or [], code_dir=code_dir, trust_remote_code=trust_remote_code, resume_in=str(target.folder.path)
         )
-        raise StoppedError(f"{stop.message}\n{command}") from stop
+        raise type(stop)(f"{stop.message}\n  {command}") from stop
     typer.echo(f"done: {target.folder.path} (metrics.jsonl, rollouts/, final/)")

@@ -6,11 +6,12 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from rloo_cli.errors import RecipeError, RefusedError
+from rloo_cli.errors import RecipeError, RefusedError, StoppedError
 from rloo_cli.launch.local import recorded, terminal, training_inputs
 from rloo_cli.plan.prepare import CheckedRecipe, check_recipe, errors_placed, prepare, reward_runner
 from rloo_cli.run.checkpoint import Checkpoint, find_checkpoint
 from rloo_cli.run.folder import RunFolder, open_existing
+from rloo_cli.run.signals import StopRequested, StopSignal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,14 @@ def evaluate_here(subject: Subject, *, trust_remote_code: bool, quiet: bool) -> 
     Raises:
         RlooError: each kind with its exit code.
     """
+    try:
+        with StopSignal() as stop, stop.at_once():
+            return _evaluate(subject, stop, trust_remote_code=trust_remote_code, quiet=quiet)
+    except StopRequested as stopped:
+        raise StoppedError(f"stopped by {stopped.signal_name}: nothing is kept of an evaluation; run it again.") from stopped
+
+
+def _evaluate(subject: Subject, stop: StopSignal, *, trust_remote_code: bool, quiet: bool) -> dict[str, float]:
     checked = subject.checked
     with reward_runner(checked, log_dir=None) as rewards, errors_placed(checked.loaded):
         prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code, evaluates=True)
@@ -79,6 +88,6 @@ def evaluate_here(subject: Subject, *, trust_remote_code: bool, quiet: bool) -> 
         from rloo_cli.training.train import evaluate_model
 
         with Progress(prepared.total_steps, console=terminal(quiet=quiet)) as progress:
-            inputs = training_inputs(prepared, subject.folder, subject.checkpoint, progress, trust_remote_code=trust_remote_code)
+            inputs = training_inputs(prepared, subject.folder, subject.checkpoint, progress, stop, trust_remote_code=trust_remote_code)
             _, metrics = evaluate_model(inputs)
     return metrics

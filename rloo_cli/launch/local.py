@@ -15,17 +15,18 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rloo_cli import __version__
-from rloo_cli.errors import DataError, RecipeError, RefusedError
+from rloo_cli.errors import DataError, RecipeError, RefusedError, StoppedError
 from rloo_cli.launch.record import AttemptRecord
 from rloo_cli.launch.target import Target
 from rloo_cli.plan.prepare import CheckedRecipe, Prepared, errors_placed, prepare, reward_runner
 from rloo_cli.plan.resume import is_at_its_end, recipe_for_resume, refuse_foreign
 from rloo_cli.recipe.load import load_recipe
 from rloo_cli.run import atomic
-from rloo_cli.run.checkpoint import Checkpoint, find_checkpoint
+from rloo_cli.run.checkpoint import Checkpoint, find_checkpoint, list_steps
 from rloo_cli.run.environment import describe_environment
 from rloo_cli.run.folder import RunFolder
 from rloo_cli.run.logs import logging_to
+from rloo_cli.run.signals import StopRequested, StopSignal
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,22 +45,35 @@ def train_here(checked: CheckedRecipe, target: Target, *, trust_remote_code: boo
         RlooError: each kind with its exit code; the traceback is in the attempt's log.
     """
     folder, console = target.folder, terminal(quiet=quiet)
-    with folder.lock(), contextlib.ExitStack() as stack:
+    with folder.lock(), StopSignal() as stop, contextlib.ExitStack() as stack:
         discard = stack.enter_context(_NewFolder(target))
         attempt = folder.new_attempt()
         stack.enter_context(logging_to(attempt / "train.log", show=_show_on(console), environment=os.environ))
         logger.info("rloo %s: %s", __version__, shlex.join(sys.argv))
         stack.enter_context(AttemptRecord(attempt))
+        stack.enter_context(_stops_before_training_told(folder))
         stack.enter_context(errors_placed(checked.loaded))
         rewards = stack.enter_context(reward_runner(checked, log_dir=attempt))
-        with console.status("importing rewards, reading the data"):  # on a terminal alone
-            prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code)
-        for notice in prepared.notices:
-            _say(console, f"note: {notice}")
-        folder.prepare()
-        checkpoint, prepared = _resumed(prepared, target, console)
+        with stop.at_once():
+            with console.status("importing rewards, reading the data"):  # on a terminal alone
+                prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code)
+            for notice in prepared.notices:
+                _say(console, f"note: {notice}")
+            folder.prepare()
+            checkpoint, prepared = _resumed(prepared, target, console)
         discard.keep()
-        _train(prepared, folder, checkpoint, console, trust_remote_code=trust_remote_code)
+        _train(prepared, folder, checkpoint, console, stop, trust_remote_code=trust_remote_code)
+
+
+@contextlib.contextmanager
+def _stops_before_training_told(folder: RunFolder) -> Iterator[None]:
+    """Makes a StoppedError of a signal that came before the loop, which tells of later ones itself."""
+    try:
+        yield
+    except StopRequested as stop:
+        steps = list_steps(folder.checkpoints)
+        done = f"the checkpoint of step {steps[-1]} stands as it was" if steps else "nothing is to be saved yet"
+        raise StoppedError(f"stopped by {stop.signal_name} before training began: {done}; --resume goes on from there:") from stop
 
 
 def nothing_left(checked: CheckedRecipe, folder: RunFolder) -> bool:
@@ -96,7 +110,9 @@ class _NewFolder:
             atomic.remove_tree(self._folder.path)
 
 
-def _train(prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint | None, console: Console, *, trust_remote_code: bool) -> None:
+def _train(
+    prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint | None, console: Console, stop: StopSignal, *, trust_remote_code: bool
+) -> None:
     from rloo_cli.run.progress import Progress
     from rloo_cli.training.train import train
 
@@ -106,11 +122,11 @@ def _train(prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint | None,
     logger.info("%d prompts, %d optimizer steps, %s", len(prepared.prompts), prepared.total_steps, loaded.batch)
     start = checkpoint.step if checkpoint is not None else 0
     with Progress(prepared.total_steps, start_step=start, logging_steps=recipe.run.logging_steps, console=console) as progress:
-        train(training_inputs(prepared, folder, checkpoint, progress, trust_remote_code=trust_remote_code))
+        train(training_inputs(prepared, folder, checkpoint, progress, stop, trust_remote_code=trust_remote_code))
 
 
 def training_inputs(
-    prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint | None, progress: Progress, *, trust_remote_code: bool
+    prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint | None, progress: Progress, stop: StopSignal, *, trust_remote_code: bool
 ) -> TrainingInputs:
     """What training and evaluation are given, from what was prepared."""
     from rloo_cli.training.inputs import TrainingInputs
@@ -127,6 +143,7 @@ def training_inputs(
         resume_from=checkpoint,
         trust_remote_code=trust_remote_code,
         progress=progress,
+        stop=stop,
     )
 
 

@@ -1,12 +1,18 @@
-"""Signals that stop a run: the handler only sets a flag, the loop asks for it where stopping is safe."""
+"""Signals that stop a run: the handler sets a flag, and the loop asks for it where stopping is safe.
+
+Where nothing can be lost, as while a model is loaded, `StopSignal.at_once` lets the handler itself end the block.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import signal
+import socket
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from types import FrameType, TracebackType
 from typing import Any
 
@@ -19,8 +25,11 @@ GRACE_SECONDS = 3.0
 """After a second Ctrl-C the program unwinds; what is not done by then is ended the hard way."""
 
 
-class StopRequested(Exception):
-    """A signal asked the run to stop. Raised by StopSignal.check alone; never leaves the training loop."""
+class StopRequested(KeyboardInterrupt):
+    """A signal asked the run to stop. Raised by StopSignal alone; whoever owns it makes a StoppedError of it.
+
+    Like its base it is no Exception, so that no library that answers exceptions takes it for a failure of its own.
+    """
 
     def __init__(self, signal_name: str) -> None:
         super().__init__(signal_name)
@@ -31,7 +40,8 @@ class StopSignal:
     """Catches SIGTERM, SIGUSR1, SIGINT and SIGHUP while its block runs, and remembers the first.
 
     A second SIGINT raises InterruptedTwiceError wherever the main thread stands; `leave` is called if that does not end the process
-    in time. Outside the main thread no handler can be installed: then only `request` sets the flag.
+    in time, or if the main thread is deep in C code, where no handler of Python's runs. Outside the main thread no handler can be
+    installed: then, and before the block, only `request` sets the flag.
 
     Example: `with StopSignal() as stop: … stop.check() …`
     """
@@ -42,10 +52,13 @@ class StopSignal:
         self._leave = leave or leave_now
         self._grace_seconds = grace_seconds
         self._interrupts = 0
+        self._is_at_once = False
         self._old: dict[signal.Signals, Any] = {}
+        self._undo = contextlib.ExitStack()
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
+            self._undo.enter_context(_watchdog(self._leave, self._grace_seconds))
             heard = [number for number in STOP_SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
             self._old = {number: signal.signal(number, self._handle) for number in heard}
         return self
@@ -55,33 +68,83 @@ class StopSignal:
             # None: the handler before was not installed from Python and cannot be put back.
             signal.signal(number, handler if handler is not None else signal.SIG_DFL)
         self._old = {}
+        self._undo.close()
 
     def check(self) -> None:
         """Raise StopRequested if a stop was asked for."""
         if self.received is not None:
             raise StopRequested(self.received)
 
+    @contextlib.contextmanager
+    def at_once(self) -> Iterator[None]:
+        """For the block a signal raises StopRequested wherever the main thread stands, and one that came before raises it now.
+
+        For what takes long, cannot ask, and loses nothing: importing, reading data, loading a model.
+        """
+        before, self._is_at_once = self._is_at_once, True
+        try:
+            self.check()
+            yield
+        finally:
+            self._is_at_once = before
+
     def request(self, signal_name: str) -> None:
         """Ask for a stop from within the program, as another process' signal does."""
         self.received = self.received or signal_name
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        is_first = self.received is None
         self.request(signal.Signals(number).name)
-        if number == signal.SIGINT:
-            self._interrupts += 1
-            if self._interrupts == 2:
-                watchdog = threading.Timer(self._grace_seconds, self._leave)
-                watchdog.daemon = True
-                watchdog.start()
-                raise InterruptedTwiceError("interrupted twice: left at once; `--resume` goes on from the last checkpoint.")
-            if self._interrupts > 2:
-                self._leave()
+        self._interrupts += number == signal.SIGINT
+        if number == signal.SIGINT and self._interrupts == 2:
+            raise InterruptedTwiceError(
+                "interrupted twice: left at once; the last checkpoint that was saved stands, --resume goes on from it."
+            )
+        if self._interrupts > 2:
+            self._leave()
+        if self._is_at_once and is_first:
+            self.check()
+
+
+@contextlib.contextmanager
+def _watchdog(leave: Callable[[], None], grace_seconds: float) -> Iterator[None]:
+    """Calls `leave` where the block has not ended `grace_seconds` after a second SIGINT, whatever the main thread does."""
+    ear, mouth = socket.socketpair()
+    mouth.setblocking(False)
+    old = signal.set_wakeup_fd(mouth.fileno(), warn_on_full_buffer=False)
+    thread = threading.Thread(target=_watch, args=(ear, leave, grace_seconds), name="second Ctrl-C", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        signal.set_wakeup_fd(old)
+        mouth.close()
+        thread.join()
+        ear.close()
+
+
+def _watch(ear: socket.socket, leave: Callable[[], None], grace_seconds: float) -> None:
+    """Hear the numbers of signals from the interpreter's C handler until the other end is closed."""
+    interrupts, deadline = 0, float("inf")
+    while True:
+        left = deadline - time.monotonic()
+        if not select.select([ear], [], [], None if left == float("inf") else max(0.0, left))[0]:
+            leave()
+            return
+        numbers = ear.recv(64)
+        if not numbers:
+            return
+        interrupts += numbers.count(signal.SIGINT)
+        if interrupts >= 2 and deadline == float("inf"):
+            deadline = time.monotonic() + grace_seconds
 
 
 def leave_now() -> None:
     """End this process and all its children at once, with exit code 130."""
     import psutil
 
+    with contextlib.suppress(OSError):
+        os.write(2, b"\ninterrupted twice: left at once; the last checkpoint that was saved stands, --resume goes on from it.\n")
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             child.kill()

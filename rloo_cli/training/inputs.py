@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
@@ -13,6 +13,7 @@ from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.checkpoint import Checkpoint
 from rloo_cli.run.folder import RunFolder
 from rloo_cli.run.progress import Progress
+from rloo_cli.run.signals import StopSignal
 
 if TYPE_CHECKING:
     from rloo_cli.rewards.runner import RewardRunner
@@ -36,3 +37,5 @@ class TrainingInputs:
     resume_from: Checkpoint | None
     trust_remote_code: bool
     progress: Progress
+    stop: StopSignal = field(default_factory=StopSignal)
+    """Entered by the caller; where it is not, no signal is heard."""

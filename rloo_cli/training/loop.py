@@ -62,5 +62,5 @@ def run_loop(run: Run) -> None:
     except StopRequested as stop:
         run.save()
         done = f"step {run.step} is saved" if run.step else "no step was done"
-        raise StoppedError(f"stopped by {stop.signal_name}: {done}; --resume goes on from there.") from stop
+        raise StoppedError(f"stopped by {stop.signal_name}: {done}; --resume goes on from there:") from stop
     run.save_final()

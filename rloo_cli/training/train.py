@@ -17,7 +17,6 @@ from rloo_cli.run.atomic import write_file
 from rloo_cli.run.checkpoint import set_aside_newer
 from rloo_cli.run.metrics import MetricsWriter
 from rloo_cli.run.randomness import restore_random_state, seed_everything
-from rloo_cli.run.signals import StopSignal
 from rloo_cli.run.trackers import Trackers
 from rloo_cli.training import auto
 from rloo_cli.training.evaluation import evaluate
@@ -39,34 +38,33 @@ def train(inputs: TrainingInputs) -> None:
 
     Raises:
         RlooError: each kind with its exit code.
+        StopRequested: a signal came before the loop began.
     """
-    with StopSignal() as stop:
-        inputs.progress.note(f"run folder: {inputs.folder.path}")
-        with inputs.progress.phase("load model"):
-            run = _assemble(inputs, stop.check)
-        try:
-            run_loop(run)
-        finally:
-            run.engine.close()
-            run.recorder.trackers.close()
+    inputs.progress.note(f"run folder: {inputs.folder.path}")
+    with inputs.progress.phase("load model"), inputs.stop.at_once():
+        run = _assemble(inputs, inputs.stop.check)
+    try:
+        run_loop(run)
+    finally:
+        run.engine.close()
+        run.recorder.trackers.close()
 
 
 def evaluate_model(inputs: TrainingInputs) -> tuple[Experience, dict[str, float]]:
     """The completions and `eval/…` metrics of the recipe's model, or of the checkpoint to resume from; writes nothing."""
     assert inputs.eval_prompts is not None
-    with StopSignal() as stop:
-        accelerator = _accelerator(low_precision=False)
-        model = _load(inputs)
-        step = 0
-        if inputs.resume_from is not None:
-            model.load_state_dict(inputs.resume_from.load_tensors("model"), strict=False)
-            step = inputs.resume_from.step
-        torch.set_num_threads(auto.decide_threads(inputs.recipe.training))
-        low = torch.bfloat16 if auto.decide_bf16(inputs.recipe.training, accelerator.device) else None
-        engine = _engine(inputs, model.to(accelerator.device), low)
-        collector = _collector(inputs, engine, stop.check)
-        with inputs.progress.phase("evaluate"):
-            return evaluate(collector, inputs.eval_prompts, inputs.recipe, inputs.rewards.names, step)
+    accelerator = _accelerator(low_precision=False)
+    model = _load(inputs)
+    step = 0
+    if inputs.resume_from is not None:
+        model.load_state_dict(inputs.resume_from.load_tensors("model"), strict=False)
+        step = inputs.resume_from.step
+    torch.set_num_threads(auto.decide_threads(inputs.recipe.training))
+    low = torch.bfloat16 if auto.decide_bf16(inputs.recipe.training, accelerator.device) else None
+    engine = _engine(inputs, model.to(accelerator.device), low)
+    collector = _collector(inputs, engine, inputs.stop.check)
+    with inputs.progress.phase("evaluate"):
+        return evaluate(collector, inputs.eval_prompts, inputs.recipe, inputs.rewards.names, step)
 
 
 def _assemble(inputs: TrainingInputs, check_stop: Callable[[], None]) -> TrainingRun:

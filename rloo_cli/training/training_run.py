@@ -120,7 +120,7 @@ class TrainingRun:
     def _prompts(self, first: int, count: int) -> list[Prompt]:
         """The prompts at `count` positions from `first` on; a stop is looked for on the way, since a huge step has millions."""
         seed, shuffle, total = self.recipe.training.seed, self.recipe.data.shuffle_dataset, len(self.inputs.prompts)
-        prompts = []
+        prompts: list[Prompt] = []
         for position in range(first, first + count):
             if len(prompts) % PROMPTS_AT_ONCE == 0:
                 self.collector.check_stop()

@@ -64,6 +64,33 @@ def test_a_second_interrupt_leaves_at_once():
         assert left == [1]
 
 
+def signalled(number):
+    os.kill(os.getpid(), number)
+    time.sleep(60)
+
+
+def answered(number):
+    try:
+        signalled(number)
+    except Exception:  # noqa: BLE001 - as libraries do around optional imports
+        pytest.fail("the stop was taken for a failure")
+
+
+def test_where_nothing_can_be_lost_a_signal_stops_at_once():
+    with StopSignal() as stop:
+        with pytest.raises(StopRequested, match="SIGUSR1"), stop.at_once():
+            signalled(signal.SIGUSR1)
+        with pytest.raises(StopRequested, match="SIGUSR1"), stop.at_once():  # a signal that came before the block
+            time.sleep(60)
+        os.kill(os.getpid(), signal.SIGTERM)  # after the block, a signal only sets the flag
+        assert stop.received == "SIGUSR1"
+
+
+def test_a_stop_is_no_exception_that_a_library_would_answer():
+    with StopSignal() as stop, pytest.raises(StopRequested), stop.at_once():
+        answered(signal.SIGTERM)
+
+
 def test_outside_the_main_thread_only_a_request_stops():
     outcome = []
 
@@ -109,6 +136,26 @@ def test_code_that_swallows_the_second_interrupt_is_ended_with_its_children():
     while runs(child) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not runs(child)
+
+
+DEEP_IN_C = """
+import hashlib
+from rloo_cli.run.signals import StopSignal
+with StopSignal(grace_seconds=0.5):
+    print("busy", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"x", b"y", 10**9)  # minutes, and no handler of Python's runs meanwhile
+"""
+
+
+def test_a_second_interrupt_ends_a_program_that_is_deep_in_c_code():
+    process = subprocess.Popen([sys.executable, "-c", DEEP_IN_C], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "busy\n"
+    for _ in range(2):
+        time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "--resume" in error
 
 
 def runs(pid):

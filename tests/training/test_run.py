@@ -44,7 +44,6 @@ def start(path, monkeypatch, *, stop_at=None, resume=None, model=tiny.qwen2, **c
     recipe, folder, signal = make_recipe(**changes), RunFolder(path), StopSignal()
     folder.prepare()
     engine = fakes.FakeEngine(on_generate=lambda step: signal.request("SIGTERM") if stop_at == 0 else None)
-    monkeypatch.setattr(train_module, "StopSignal", lambda: signal)
     monkeypatch.setattr(train_module, "load_model", lambda *a, **k: model())
     monkeypatch.setattr(train_module, "_engine", lambda *a, **k: engine)
     console = Console(quiet=True)
@@ -65,6 +64,7 @@ def start(path, monkeypatch, *, stop_at=None, resume=None, model=tiny.qwen2, **c
                 resume_from=resume,
                 trust_remote_code=False,
                 progress=progress,
+                stop=signal,
             )
         )
     return folder
