@@ -88,7 +88,7 @@ def shape_of(annotation: Any, bounds: tuple[tuple[str, float], ...] = ()) -> Sha
         return shape_of(arguments[0], bounds + _bounds(annotation.__metadata__))
     if origin in (typing.Union, types.UnionType):
         return _shape_of_union(arguments, bounds)
-    if origin is typing.Literal:
+    if origin is typing.Literal and all(isinstance(word, str) for word in arguments):
         return Shape(base="choice", words=tuple(arguments))
     if origin is list:
         return Shape(base="list", item=shape_of(arguments[0]))
