@@ -17,9 +17,11 @@ from rloo_cli.errors import RecipeError
 from rloo_cli.plan.shipped import find_recipe
 from rloo_cli.recipe.batch import total_steps
 from rloo_cli.recipe.load import LoadedRecipe, load_recipe
+from rloo_cli.recipe.rules import reward_name
 from rloo_cli.recipe.schema import Recipe, RewardEntry
 from rloo_cli.rewards.resolve import RewardSource, check_arguments, find_reward
 from rloo_cli.run.environment import usable_cores
+from rloo_cli.run.metrics import evaluation_key, evaluation_keys
 from rloo_cli.run.trackers import check_trackers
 
 if TYPE_CHECKING:
@@ -86,7 +88,18 @@ def check_recipe(
         sources.append(source)
 
     loaded = load_recipe(file, overrides=overrides, num_processes=num_processes, check_reward=check_reward)
+    _check_best_metric(loaded)
     return CheckedRecipe(loaded=loaded, code_dir=folder, sources=tuple(sources))
+
+
+def _check_best_metric(loaded: LoadedRecipe) -> None:
+    recipe, field = loaded.recipe, "run.metric_for_best_model"
+    wanted = recipe.run.metric_for_best_model
+    keys = evaluation_keys([reward_name(entry) for entry in recipe.rewards], recipe.evaluation.num_generations_eval)
+    if wanted is None or evaluation_key(wanted) in keys or evaluation_key(wanted).startswith("eval/custom/"):
+        return
+    there = ", ".join(key.removeprefix("eval/") for key in keys)
+    raise RecipeError(f"{loaded.locate(field)}: {field}: no evaluation reports `{wanted}`; there are {there}, custom/<what a reward logs>.")
 
 
 def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code: bool = False, evaluates: bool | None = None) -> Prepared:

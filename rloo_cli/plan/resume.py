@@ -20,6 +20,8 @@ SAFE_FIELDS = {
     "run.save_strategy",
     "run.save_steps",
     "run.save_total_limit",
+    "run.metric_for_best_model",
+    "run.greater_is_better",
     "run.reward_workers",
     "generation.vllm_gpu_memory_utilization",
     "generation.vllm_enable_sleep_mode",

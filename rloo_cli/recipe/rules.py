@@ -163,6 +163,40 @@ def _saving(context: Context) -> Iterator[Finding]:
         yield Finding("run.save_steps", f"{run.save_steps} is beyond max_steps {max_steps}: no checkpoint before the end.", is_notice=True)
 
 
+@_rule(
+    "run.metric_for_best_model",
+    "run.greater_is_better",
+    "run.save_strategy",
+    "run.save_steps",
+    "run.logging_steps",
+    "evaluation.eval_strategy",
+    "evaluation.eval_steps",
+)
+def _best_checkpoint(context: Context) -> Iterator[Finding]:
+    run, evaluation = context.recipe.run, context.recipe.evaluation
+    if run.metric_for_best_model is None:
+        if run.greater_is_better is not None:
+            yield Finding("run.greater_is_better", "not read: metric_for_best_model is not given.", is_notice=True)
+        return
+    every = evaluation.eval_steps or run.logging_steps
+    if evaluation.eval_strategy == "no":
+        yield Finding("run.metric_for_best_model", "the best is told by evaluations: write `eval_strategy: steps` and a `dataset_test_split`.")
+    elif run.save_strategy == "no":
+        yield Finding("run.metric_for_best_model", "there are no checkpoints to choose among: save_strategy is no.")
+    elif run.save_strategy != evaluation.eval_strategy:
+        yield Finding(
+            "run.metric_for_best_model",
+            f"a checkpoint is judged by the evaluation of its own step: write save_strategy {run.save_strategy} and eval_strategy "
+            f"{evaluation.eval_strategy} alike.",
+        )
+    elif run.save_strategy == "steps" and run.save_steps % every:
+        yield Finding(
+            "run.metric_for_best_model",
+            f"a checkpoint is judged by the evaluation of its own step, and save_steps {run.save_steps} is no multiple of the {every} steps "
+            f"between evaluations: write `eval_steps: {run.save_steps}`, or another that divides it.",
+        )
+
+
 @_rule("training.max_steps", "training.num_train_epochs", "training.warmup_steps")
 def _steps(context: Context) -> Iterator[Finding]:
     training = context.recipe.training

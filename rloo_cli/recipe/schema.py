@@ -274,7 +274,14 @@ class RunSection(Section):
         "steps", description="Checkpoints never, every save_steps, or every epoch. The final model is always saved."
     )
     save_steps: PositiveInt = Field(500, description="Optimizer steps between checkpoints.")
-    save_total_limit: PositiveInt | None = Field(None, description="Newest checkpoints to keep; null = all.")
+    save_total_limit: PositiveInt | None = Field(
+        None, description="Newest checkpoints to keep, the best by metric_for_best_model among them; null = all."
+    )
+    metric_for_best_model: str | None = Field(
+        None,
+        description="Metric of the evaluation by which the best checkpoint is told, such as `reward` or `eval_rewards/<name>/mean`: save_total_limit keeps it, and the end of the run names it. final/ is the last model in any case.",
+    )
+    greater_is_better: bool | None = Field(None, description="Whether more of metric_for_best_model is better; null = yes.")
     reward_workers: AutoCount = Field(
         "auto", description="Worker processes that run reward functions; auto = one or two, by the CPUs at hand."
     )

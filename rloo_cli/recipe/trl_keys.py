@@ -251,9 +251,11 @@ _TRAINING: dict[str, TrlKey] = {
     "hub_strategy": _later("every_save", needs="push_to_hub"),
     "hub_always_push": _later(False, needs="push_to_hub"),
     "hub_revision": _later(None, needs="push_to_hub"),
-    "load_best_model_at_end": _later(False, "`final/` is the model after the last step"),
-    "metric_for_best_model": _later(None, needs="load_best_model_at_end"),
-    "greater_is_better": _later(None, needs="load_best_model_at_end"),
+    "load_best_model_at_end": _refused(
+        False, "`final/` is the model after the last step; `metric_for_best_model` keeps the best checkpoint, and the end names it"
+    ),
+    "metric_for_best_model": _honoured(None),
+    "greater_is_better": _honoured(None, "null is true here, whatever the metric's name"),
     "ignore_data_skip": _same(False, "a resumed run goes on with the next prompt"),
     "restore_callback_states_from_checkpoint": _no_effect(False, "a resumed run restores everything"),
     "full_determinism": _refused(False, "on a CPU every run is deterministic; on a GPU it is not promised"),

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -94,6 +94,28 @@ def find_metric(key: str) -> MetricKey | None:
         if pattern.fullmatch(key):
             return meaning
     return find_metric(key.removeprefix("eval/")) if key.startswith("eval/") else None
+
+
+
+
+EVALUATION_PREFIX = "eval/"
+_NOT_EVALUATED = {"reward_std"}
+_EVALUATED = ("reward", "completions/", "rows/unscored")
+
+
+def evaluation_key(name: str) -> str:
+    """`reward`, `eval_reward` or `eval/reward` → `eval/reward`."""
+    return EVALUATION_PREFIX + name.removeprefix(EVALUATION_PREFIX).removeprefix("eval_")
+
+
+def evaluation_keys(rewards: Sequence[str], num_generations: int) -> list[str]:
+    """The keys that an evaluation with these reward functions may have, but for what the functions log themselves (`eval/custom/…`)."""
+    keys: list[str] = []
+    for key in METRICS:
+        if key.startswith(_EVALUATED) and key not in _NOT_EVALUATED:
+            keys += [key.replace("<name>", name) for name in (rewards if "<name>" in key else [""])]
+    keys += [f"rewards/{name}/pass@{num_generations}" for name in rewards if num_generations > 1]
+    return [EVALUATION_PREFIX + key for key in keys]
 
 
 def metrics_markdown() -> str:

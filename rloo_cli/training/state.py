@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from rloo_cli.run.checkpoint import Checkpoint
+from rloo_cli.training.best import Best
 from rloo_cli.training.experience import Experience, build_experience
 from rloo_cli.types import Completion, FinishReason, Group, GroupRewards, Prompt
 
@@ -27,6 +28,10 @@ class RunPosition:
     """Prompt and completion tokens generated so far."""
     evaluated_step: int = -1
     """The last step after which the model was evaluated."""
+    evaluated_value: float | None = None
+    """What `metric_for_best_model` came to there."""
+    best: Best | None = None
+    """The best checkpoint so far."""
     experience: Experience | None = None
     """The generation batch in use; None when the next step needs a new one."""
     uses: int = 0
@@ -34,8 +39,8 @@ class RunPosition:
 
     def document(self) -> dict[str, Any]:
         """The position without the generation batch, as JSON."""
-        names = ("step", "next_prompt", "num_tokens", "evaluated_step", "uses")
-        return {name: getattr(self, name) for name in names}
+        names = ("step", "next_prompt", "num_tokens", "evaluated_step", "evaluated_value", "uses")
+        return {name: getattr(self, name) for name in names} | {"best": asdict(self.best) if self.best else None}
 
 
 def save_experience(experience: Experience) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
@@ -59,7 +64,9 @@ def load_experience(checkpoint: Checkpoint, weights: Sequence[float]) -> Experie
 
 def load_position(checkpoint: Checkpoint, weights: Sequence[float]) -> RunPosition:
     """The position that the checkpoint holds."""
-    position = RunPosition(**checkpoint.load_document("position"))
+    document = checkpoint.load_document("position")
+    best = document.pop("best", None)
+    position = RunPosition(**document, best=Best(**best) if best else None)
     return replace(position, experience=load_experience(checkpoint, weights)) if checkpoint.has("experience") else position
 
 

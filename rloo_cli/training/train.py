@@ -10,6 +10,7 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
+from rloo_cli.errors import RefusedError
 from rloo_cli.recipe.dump import dump_recipe
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.rollout.engine import Engine
@@ -21,6 +22,7 @@ from rloo_cli.run.trackers import Trackers
 from rloo_cli.training import auto
 from rloo_cli.training.evaluation import evaluate
 from rloo_cli.training.experience import Collector, Experience
+from rloo_cli.training.fingerprint import fingerprint
 from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.loop import run_loop
 from rloo_cli.training.optimizer import build_optimizer
@@ -75,7 +77,10 @@ def _assemble(inputs: TrainingInputs, check_stop: Callable[[], None]) -> Trainin
     low = torch.bfloat16 if accelerator.mixed_precision == "bf16" else None
     if inputs.recipe.training.bf16 and low is None:
         inputs.progress.note("bf16: off, this device is not faster at it; float32 throughout.")
-    model = _load(inputs).to(accelerator.device)
+    model = _load(inputs)
+    origin = fingerprint(model)
+    _refuse_other_model(inputs, origin)
+    model = model.to(accelerator.device)
     policy, recipe = _policy(inputs, model, accelerator, low)
     inputs = replace(inputs, recipe=recipe)
     write_file(inputs.folder.recipe, dump_recipe(recipe))
@@ -106,7 +111,20 @@ def _assemble(inputs: TrainingInputs, check_stop: Callable[[], None]) -> Trainin
     )
     collector = _collector(inputs, engine, check_stop)
     recorder = _recorder(inputs, offset, position.step)
-    return TrainingRun(inputs, collector=collector, engine=engine, updater=updater, recorder=recorder, position=position)
+    return TrainingRun(
+        inputs, collector=collector, engine=engine, updater=updater, recorder=recorder, position=position, model_fingerprint=origin
+    )
+
+
+def _refuse_other_model(inputs: TrainingInputs, origin: str) -> None:
+    """Raise RefusedError where the model to start from is not the one that the checkpoint's run began with; it is the reference."""
+    checkpoint = inputs.resume_from
+    if checkpoint is None or not checkpoint.has("origin") or checkpoint.load_document("origin")["model"] == origin:
+        return
+    raise RefusedError(
+        f"{inputs.recipe.model.model_name_or_path} is not the model that {checkpoint.path} was trained from: its weights or shapes have "
+        "changed. Bring it back, or start a new run."
+    )
 
 
 def _device() -> torch.device:

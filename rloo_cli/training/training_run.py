@@ -5,15 +5,16 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from rloo_cli.data.order import prompt_row
-from rloo_cli.errors import NonFiniteError
+from rloo_cli.errors import NonFiniteError, RecipeError
 from rloo_cli.rollout.engine import Engine, RandomKey, SamplingParams
-from rloo_cli.run.checkpoint import save_checkpoint
+from rloo_cli.run.checkpoint import save_checkpoint, step_name
 from rloo_cli.run.randomness import capture_random_state, seed_everything
 from rloo_cli.run.rollouts import RolloutRow
+from rloo_cli.training.best import better_of, choosing_value
 from rloo_cli.training.evaluation import evaluate
 from rloo_cli.training.experience import Collector, build_experience
 from rloo_cli.training.failed_batch import keep_failed_batch
@@ -37,7 +38,7 @@ class TrainingRun:
     """Owns the position; everything else belongs to collaborators.
 
     `position` is replaced as a whole when a step is complete, so that whatever interrupts a step leaves the state after the
-    last one.
+    last one. `model_fingerprint` is that of the model before training, which a resume has to find again.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class TrainingRun:
         updater: Updater,
         recorder: Recorder,
         position: RunPosition,
+        model_fingerprint: str,
     ) -> None:
         self.inputs = inputs
         self.recipe = inputs.recipe
@@ -57,6 +59,7 @@ class TrainingRun:
         self.updater = updater
         self.recorder = recorder
         self.position = position
+        self.model_fingerprint = model_fingerprint
         self.saved_step = position.step if inputs.resume_from else 0
         self._row: dict[str, float] = {}
         self._save_seconds: float | None = None
@@ -197,7 +200,15 @@ class TrainingRun:
             experience, metrics = evaluate(self.collector, prompts, self.recipe, self.recorder.names, step)
         row = {"step": step, **metrics, "perf/seconds/evaluate": time.perf_counter() - started}
         self.recorder.evaluation(row, experience)
-        self.position = replace(self.position, evaluated_step=step)
+        self.position = replace(self.position, evaluated_step=step, evaluated_value=None)
+        self.position = replace(self.position, evaluated_value=self._choosing_value(metrics))
+
+    def _choosing_value(self, metrics: Mapping[str, float]) -> float | None:
+        try:
+            return choosing_value(self.recipe.run, metrics)
+        except RecipeError:
+            self.save()  # what was trained is worth going on with, once the recipe is right
+            raise
 
     def _evaluation_due(self, step: int) -> bool:
         evaluation = self.recipe.evaluation
@@ -230,6 +241,9 @@ class TrainingRun:
         if self.step in (0, self.saved_step):
             return
         started = time.perf_counter()
+        value = self.position.evaluated_value if self.position.evaluated_step == self.step else None
+        self.position = replace(self.position, best=better_of(self.recipe.run, self.position.best, value, self.step))
+        best = self.position.best
         with self.inputs.progress.phase("save"):
             optimizer_tensors, optimizer_document = self.updater.optimizer.state()
             random_document, random_tensors = capture_random_state()
@@ -241,11 +255,17 @@ class TrainingRun:
                 "random": random_document,
                 "metrics": {"offset": self.recorder.metrics.offset},
                 "recipe": self.recipe.model_dump(mode="json"),
+                "origin": {"model": self.model_fingerprint},
             }
             if self.position.experience is not None:
                 documents["experience"], tensors["experience"] = save_experience(self.position.experience)
             save_checkpoint(
-                self.inputs.folder.checkpoints, self.step, tensors=tensors, documents=documents, limit=self.recipe.run.save_total_limit
+                self.inputs.folder.checkpoints,
+                self.step,
+                tensors=tensors,
+                documents=documents,
+                limit=self.recipe.run.save_total_limit,
+                best=best.step if best is not None else None,
             )
         self.saved_step = self.step
         self._save_seconds = time.perf_counter() - started
@@ -254,3 +274,6 @@ class TrainingRun:
         """Write final/."""
         with self.inputs.progress.phase("save"):
             save_final_model(self.inputs.folder, self.updater.policy.model, self.inputs.tokenizer, step=self.step)
+        if (best := self.position.best) is not None:
+            where = self.inputs.folder.checkpoints / step_name(best.step)
+            self.inputs.progress.note(f"best checkpoint: step {best.step}, {best.metric} {best.value:.4g}, in {where} (final/ is the last)")

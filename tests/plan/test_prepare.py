@@ -94,3 +94,17 @@ def test_missing_extras_come_with_the_install_command(tmp_path, monkeypatch):
     first, second = extras.missing_extras(recipe)
     assert 'pip install "rloo[math]"' in first
     assert "pip install wandb" in second
+
+
+BEST = "dataset_test_split: test\neval_strategy: steps\neval_temperature: 1.0\nnum_generations_eval: 2\n"
+
+
+@pytest.mark.parametrize("name", ["reward", "eval_reward", "rewards/exact_match_reward/pass@2", "eval/completions/mean_length", "custom/mine"])
+def test_the_metric_for_the_best_model_is_one_of_an_evaluation(tmp_path, name):
+    assert check(tmp_path, BEST + f"metric_for_best_model: {name}\n").loaded.recipe.run.metric_for_best_model == name
+
+
+@pytest.mark.parametrize("name", ["eval_loss", "rewards/other/mean", "reward_std", "groups/zero_std"])
+def test_another_metric_for_the_best_model_is_refused_with_those_there_are(tmp_path, name):
+    with pytest.raises(RecipeError, match=rf"r\.yaml:11:24: run\.metric_for_best_model: no evaluation reports `{name}`; there are reward, .*pass@2"):
+        check(tmp_path, BEST + f"metric_for_best_model: {name}\n")

@@ -13,6 +13,10 @@ ERRORS = {
     "lr_scheduler_kwargs: {min_lr: 0}": "7:31: training.lr_scheduler_kwargs.min_lr: no argument of the schedule `linear`; it takes none.",
     "lr_scheduler_type: cosine\nlr_scheduler_kwargs: {cycles: 2}": "8:31: training.lr_scheduler_kwargs.cycles: no argument of the schedule `cosine`; it takes num_cycles.",
     "lr_scheduler_type: cosine_with_min_lr": "7:20: training.lr_scheduler_type: `cosine_with_min_lr` needs lr_scheduler_kwargs: {min_lr_rate: …} (or min_lr).",
+    "metric_for_best_model: reward": "7:24: run.metric_for_best_model: the best is told by evaluations: write `eval_strategy: steps` and a `dataset_test_split`.",
+    "metric_for_best_model: reward\neval_strategy: steps\ndataset_test_split: t\nsave_strategy: no": "7:24: run.metric_for_best_model: there are no checkpoints to choose among: save_strategy is no.",
+    "metric_for_best_model: reward\neval_strategy: epoch\ndataset_test_split: t": "7:24: run.metric_for_best_model: a checkpoint is judged by the evaluation of its own step: write save_strategy steps and eval_strategy epoch alike.",
+    "metric_for_best_model: reward\neval_strategy: steps\neval_steps: 30\nsave_steps: 100\ndataset_test_split: t": "7:24: run.metric_for_best_model: a checkpoint is judged by the evaluation of its own step, and save_steps 100 is no multiple of the 30 steps between evaluations: write `eval_steps: 100`, or another that divides it.",
     "lr_scheduler_type: warmup_stable_decay": "7:20: training.lr_scheduler_type: `warmup_stable_decay` needs lr_scheduler_kwargs: {num_decay_steps: …}.",
 }
 
@@ -29,6 +33,7 @@ NOTICES = {
     "max_steps: 10\nwarmup_steps: 20": "8:15: training.warmup_steps: 20 is beyond max_steps 10: learning_rate is never reached.",
     "lr_scheduler_type: constant\nwarmup_steps: 2": "8:15: training.warmup_steps: not read: `constant` has no warm-up; `constant_with_warmup` has one.",
     "num_generations: 8\nprompts_per_step: 2\nper_device_train_batch_size: 3": "9:30: training.per_device_train_batch_size: 3 rows a micro-batch cut each group of 8; with beta above 0 that costs one more scoring pass a step.",
+    "greater_is_better: true": "7:20: run.greater_is_better: not read: metric_for_best_model is not given.",
     "max_prompt_length: 100": "7:20: data.max_prompt_length: older trainers cut longer prompts; here they are an error, or with `overlong_prompts: drop` left out and counted.",
 }
 
@@ -43,6 +48,7 @@ SILENT = [
     "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.1}",
     "warmup_steps: 0.1\nmax_steps: 3",
     "max_steps: 100",
+    "metric_for_best_model: eval_reward\ngreater_is_better: false\neval_strategy: steps\ndataset_test_split: t\nsave_steps: 20",
 ]
 
 
