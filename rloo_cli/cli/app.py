@@ -11,12 +11,15 @@ import typer
 from typer.exceptions import TyperException
 
 from rloo_cli import __version__
-from rloo_cli.cli.arguments import expand_resume
+from rloo_cli.cli.arguments import expand_resume, expand_serve
 from rloo_cli.cli.evaluate import evaluate
 from rloo_cli.cli.failures import report_bug, report_error
 from rloo_cli.cli.plan import plan
+from rloo_cli.cli.rewards import app as rewards
+from rloo_cli.cli.rollouts import app as rollouts
 from rloo_cli.cli.schema import schema
 from rloo_cli.cli.train import train
+from rloo_cli.cli.vllm_serve import vllm_serve
 from rloo_cli.errors import RlooError
 
 EPILOG = """\b
@@ -40,6 +43,9 @@ app.command(epilog=EPILOG)(train)
 app.command(epilog=EPILOG)(plan)
 app.command(name="eval", epilog=EPILOG)(evaluate)
 app.command()(schema)
+app.add_typer(rollouts, name="rollouts", epilog=EPILOG)
+app.add_typer(rewards, name="rewards", epilog=EPILOG)
+app.command(name="vllm-serve", epilog=EPILOG)(vllm_serve)
 
 
 def _print_version(wanted: bool) -> None:
@@ -60,6 +66,8 @@ def main(
     rloo train recipes/quickstart.yaml --resume --output-dir runs/mine
     rloo eval  runs/mine                    score what was trained
     rloo schema --show generation           the fields of a recipe's section
+    rloo rewards check recipes/quickstart.yaml   what its reward pays for
+    rloo rollouts show runs/mine            what the model wrote, and what it got for it
 
     `rloo COMMAND --help` tells more.
     """
@@ -76,7 +84,7 @@ def run(arguments: Sequence[str] | None = None) -> None:
 def exit_code_of(arguments: Sequence[str]) -> int:
     """The exit code of a command line; one line on standard error if it failed, never a traceback."""
     try:
-        code = app(expand_resume(arguments), standalone_mode=False)
+        code = app(expand_resume(expand_serve(arguments)), standalone_mode=False)
         sys.stdout.flush()
         return int(code or 0)
     except TyperException as error:

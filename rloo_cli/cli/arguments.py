@@ -31,6 +31,46 @@ TrustOption = Annotated[
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the last line only.")]
 
 
+SERVE = "vllm-serve"
+SERVE_SWITCHES = ("--enable-prefix-caching", "--enforce-eager", "--trust-remote-code")
+WORDS_OF_TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False, "none": None}
+
+
+def expand_serve(arguments: Sequence[str]) -> list[str]:
+    """The arguments of `vllm-serve` with dashes for underscores in names, and switches without a value; others as they are.
+
+    Scripts written for `trl vllm-serve` say `--tensor_parallel_size 4 --enable_prefix_caching true`.
+    """
+    if not arguments or arguments[0] != SERVE:
+        return list(arguments)
+    own = list(arguments[: arguments.index("--")]) if "--" in arguments else list(arguments)
+    rest = list(arguments[len(own) :])
+    expanded: list[str] = []
+    while own:
+        name, equals, value = own.pop(0).partition("=")
+        if not name.startswith("--"):
+            expanded.append(name + equals + value)
+            continue
+        name = name.replace("_", "-")
+        if name not in SERVE_SWITCHES:
+            expanded.append(name + equals + value)
+        elif equals or (own and own[0].lower() in WORDS_OF_TRUTH):
+            expanded += _switch(name, value if equals else own.pop(0))
+        else:
+            expanded.append(name)
+    return [*expanded, *rest]
+
+
+def _switch(name: str, value: str) -> list[str]:
+    """The switch that `--name value` means; one with another value is left for the parser to refuse."""
+    wanted = WORDS_OF_TRUTH.get(value.lower(), value)
+    if wanted is True:
+        return [name]
+    if wanted is False:
+        return [f"--no-{name[2:]}"] if name == "--enable-prefix-caching" else []
+    return [] if wanted is None else [f"{name}={value}"]
+
+
 def expand_resume(arguments: Sequence[str]) -> list[str]:
     """The arguments with `--resume` given a value where it has none: `latest`.
 

