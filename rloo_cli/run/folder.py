@@ -23,6 +23,8 @@ from rloo_cli.run.manifest import DamagedError, Manifest
 logger = logging.getLogger(__name__)
 
 ORPHAN_NAME = re.compile(r"\.tmp-.+-(\d+)")
+CLOCK_TOLERANCE = 2.0
+"""Seconds by which a process has to be younger than a file to have nothing to do with it."""
 
 
 class RunState(StrEnum):
@@ -191,7 +193,7 @@ class RunFolder:
     def remove_orphans(self) -> list[Path]:
         """The temporary files and folders (`.tmp-…-<pid>`) of dead processes, removed; nothing else is ever touched."""
         places = [self.path, self.rollouts, self.failed, self.checkpoints, *(self.attempt(n + 1) for n in range(self.attempts()))]
-        orphans = [entry for place in places if place.is_dir() for entry in sorted(place.iterdir()) if _is_orphan(entry.name)]
+        orphans = [entry for place in places if place.is_dir() for entry in sorted(place.iterdir()) if _is_orphan(entry)]
         for orphan in orphans:
             try:
                 atomic.remove_tree(orphan)
@@ -246,7 +248,13 @@ def _names(path: Path) -> list[str]:
         raise StorageError(f"cannot look into {path}: {error.strerror}. Make it readable, or choose another output_dir.") from error
 
 
-def _is_orphan(name: str) -> bool:
-    """Whether a name is a temporary of a process that is gone. Our own pid counts: we have written nothing yet (in a container pids repeat)."""
-    match = ORPHAN_NAME.fullmatch(name)
-    return match is not None and (int(match[1]) == os.getpid() or not psutil.pid_exists(int(match[1])))
+def _is_orphan(path: Path) -> bool:
+    """Whether it is a temporary of a process that is gone. Our own pid counts: we have written nothing yet (in a container pids repeat)."""
+    match = ORPHAN_NAME.fullmatch(path.name)
+    if match is None:
+        return False
+    try:
+        process = psutil.Process(int(match[1]))
+        return process.pid == os.getpid() or process.create_time() > path.lstat().st_mtime + CLOCK_TOLERANCE
+    except (psutil.Error, FileNotFoundError, OverflowError):
+        return True

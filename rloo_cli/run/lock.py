@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What flock answers on file systems without locks; the file's content decides there."""
 
+LOCKS_FOR_ALL = {"ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "overlay", "tmpfs", "nfs", "nfs4", "ceph", "gpfs"}
+"""File systems of one machine, where a container's host name changes with each start, and network file systems that share locks."""
+
 START_TOLERANCE = 2.0
 """Seconds by which two readings of a process' start time may differ."""
 
@@ -93,6 +96,7 @@ def _acquire(path: Path) -> int:
 
 
 def _take(descriptor: int, holder: Holder | None, path: Path) -> None:
+    is_foreign = holder is not None and holder.host != socket.gethostname()
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -100,14 +104,28 @@ def _take(descriptor: int, holder: Holder | None, path: Path) -> None:
     except OSError as error:
         if error.errno not in NO_LOCKS_HERE:
             raise
-        if holder is not None and (holder.host != socket.gethostname() or holder.lives_here()):
+        if holder is not None and (is_foreign or holder.lives_here()):
             raise _locked_error(path, holder) from None
+    if is_foreign and not _is_heard_elsewhere(path):
+        raise _locked_error(path, holder)
+
+
+def _is_heard_elsewhere(path: Path) -> bool:
+    """Whether a flock on this file is seen by every machine that can see the file. Then one that is free is nobody's, whatever it says."""
+    folder = path.parent.resolve()
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if folder.is_relative_to(mount.mountpoint)]
+    nearest = max(mounts, key=lambda mount: len(mount.mountpoint), default=None)
+    if nearest is None:
+        return False
+    return nearest.fstype in LOCKS_FOR_ALL or (nearest.fstype == "lustre" and "flock" in nearest.opts.split(","))
 
 
 def _locked_error(path: Path, holder: Holder | None) -> StorageError:
     who = f"pid {holder.pid} on {holder.host}" if holder else "a process that is just starting"
     left = ""
-    if holder and holder.host == socket.gethostname() and not holder.lives_here():
+    if holder and holder.host != socket.gethostname():
+        left = f" (whether that still runs cannot be seen from here: if not, remove {path})"
+    elif holder and holder.host == socket.gethostname() and not holder.lives_here():
         left = " (that process is gone, but one of its children still runs and holds the lock)"
     return StorageError(f"{path.parent} is locked by {who}{left}: one run at a time. Wait for it, end it, or choose another output_dir.")
 

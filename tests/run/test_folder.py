@@ -13,7 +13,7 @@ import pytest
 from failpoints import FailingFileSystem
 
 from rloo_cli.errors import RefusedError, StorageError
-from rloo_cli.run import atomic
+from rloo_cli.run import atomic, lock
 from rloo_cli.run.folder import RunFolder, RunState, default_run_path, open_existing, open_new
 from rloo_cli.run.lock import Holder, ensure_unlocked, locked
 
@@ -129,6 +129,9 @@ def test_orphans_of_dead_processes_are_removed_and_nothing_else(run):
     orphan_file.write_text("half")
     own = run.path / f".tmp-final-{os.getpid()}"
     own.mkdir()
+    reused = run.path / f".tmp-metrics.jsonl-{living.pid}"  # older than the process that has its pid now
+    reused.write_text("half")
+    os.utime(reused, (1e9, 1e9))
     kept = [
         run.checkpoints / f".tmp-000012-{living.pid}",
         run.checkpoints / "000008",
@@ -141,7 +144,7 @@ def test_orphans_of_dead_processes_are_removed_and_nothing_else(run):
         removed = run.remove_orphans()
     finally:
         living.communicate()
-    assert sorted(removed) == sorted([orphan, orphan_file, own])
+    assert sorted(removed) == sorted([orphan, orphan_file, own, reused])
     assert not any(path.exists() for path in removed)
     assert all(path.exists() for path in kept)
 
@@ -209,6 +212,29 @@ def test_without_flock_the_content_decides(run, monkeypatch):
     run.lock_file.write_text(json.dumps({"pid": me.pid, "host": me.host, "started": me.started}))
     with pytest.raises(StorageError, match=f"pid {me.pid}"), locked(run.lock_file):
         pass
+
+
+def test_a_free_lock_that_names_another_host_goes_by_whether_locks_reach_there(run, monkeypatch):
+    run.lock_file.write_text(json.dumps({"pid": 1, "host": "elsewhere", "started": 0.0}))
+    monkeypatch.setattr("rloo_cli.run.lock._is_heard_elsewhere", lambda path: False)
+    with pytest.raises(StorageError, match=r"pid 1 on elsewhere .*if not, remove .*\.lock"), run.lock():
+        pass
+    assert run.lock_file.exists()
+    monkeypatch.undo()
+    with run.lock():  # on this file system flock has seen that nobody holds it: a container that was started again
+        pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "heard"),
+    [("nfs4", "rw", True), ("fuse.s3fs", "rw", False), ("lustre", "rw,flock", True), ("lustre", "rw,localflock", False)],
+)
+def test_which_file_systems_share_locks(tmp_path, monkeypatch, kind, options, heard):
+    from types import SimpleNamespace
+
+    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4", opts="rw"), SimpleNamespace(mountpoint=str(tmp_path), fstype=kind, opts=options)]
+    monkeypatch.setattr(lock.psutil, "disk_partitions", lambda all: mounts)
+    assert lock._is_heard_elsewhere(tmp_path / "run" / ".lock") is heard
 
 
 def test_a_lock_file_that_cannot_be_opened(tmp_path, monkeypatch):
