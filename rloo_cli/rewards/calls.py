@@ -24,7 +24,8 @@ from rloo_cli.errors import InterruptedTwiceError
 from rloo_cli.rewards.bindings import Parameters
 from rloo_cli.types import TrainerState
 
-MOST_TRACEBACK = 8192
+MOST_TRACEBACK = 65536
+"""Characters; of a longer one, which only a hostile message makes, the beginning and the end are kept."""
 MOST_REPR = 80
 MOST_LINE = 300
 
@@ -56,6 +57,10 @@ class ReturnedWrong(Exception):
     """What came back is no list of one reward a completion."""
 
 
+class LogExtraError(ValueError):
+    """`log_extra` got no list of one value a completion. Not tried again: for a single completion the same call could be right."""
+
+
 @dataclass(slots=True)
 class CallLog:
     """What one call gives to `log_metric` and `log_extra`."""
@@ -63,22 +68,29 @@ class CallLog:
     count: int
     metrics: dict[str, list[float]] = field(default_factory=dict)
     extras: dict[str, list[Any]] = field(default_factory=dict)
+    notices: dict[str, str] = field(default_factory=dict)
+    """What was left out, by what it is about: the user is told once of each."""
 
     def log_metric(self, name: str, value: float) -> None:
-        """Note a number; NaN and infinities are left out. Raises TypeError for what is no number."""
+        """Note a number; NaN and infinities are left out, with a notice. Raises TypeError for what is no number."""
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(f"log_metric({name!r}, …): {safe_repr(value)} is not a number") from error
         if math.isfinite(number):
-            self.metrics.setdefault(str(name), []).append(number)
+            self.metrics.setdefault(_storable(name), []).append(number)
+        else:
+            self.notices.setdefault(_storable(name), f"log_metric({_storable(name)!r}, {number}) is left out: not a finite number")
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
-        """Note a value for each completion. Raises ValueError for another number of them."""
-        values = list(values)
+        """Note a value for each completion. Raises ValueError for anything but a list of as many."""
+        if not isinstance(values, list | tuple) and hasattr(values, "tolist"):
+            values = values.tolist()
+        if not isinstance(values, list | tuple):
+            raise LogExtraError(f"log_extra({column!r}, …): {safe_repr(values)} is not a list of {self.count} values, one a completion")
         if len(values) != self.count:
-            raise ValueError(f"log_extra({column!r}, …): {len(values)} values for {self.count} completions")
-        self.extras[str(column)] = [_plain(value) for value in values]
+            raise LogExtraError(f"log_extra({column!r}, …): {len(values)} values for {self.count} completions")
+        self.extras[_storable(column)] = [_plain(value) for value in values]
 
 
 def load_reward(module: str, name: str, kwargs: Mapping[str, Any], timeout: float) -> LoadedReward:
@@ -199,7 +211,7 @@ def judge(returned: Any, log: CallLog) -> dict[str, Any]:
     numbers_ = [_number(value) for value in listed]
     bad = {str(i): number for i, number in enumerate(numbers_) if isinstance(number, str)}
     values = [None if isinstance(number, str) else number for number in numbers_]
-    return {"values": values, "bad": bad, "metrics": log.metrics, "extras": log.extras}
+    return {"values": values, "bad": bad, "metrics": log.metrics, "extras": log.extras, "notices": log.notices}
 
 
 def _listed(returned: Any, count: int) -> list[Any]:
@@ -230,14 +242,16 @@ def _number(value: Any) -> float | str | None:
 
 def failure(error: BaseException) -> dict[str, Any]:
     """The result of a call that raised."""
-    return {"error": error_line(error), "retry": True, "traceback": traceback_text(error)}
+    return {"error": error_line(error), "retry": not isinstance(error, LogExtraError), "traceback": traceback_text(error)}
 
 
 def error_line(error: BaseException) -> str:
     """`ValueError: boom (my_rewards.py:3)`: kind, first line of the message, innermost place."""
     try:
         message = (str(error).splitlines() or [""])[0][:MOST_LINE]
-    except Exception:  # a hostile __str__
+    except (KeyboardInterrupt, InterruptedTwiceError):
+        raise
+    except BaseException:  # a hostile __str__
         message = "(its message cannot be shown)"
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename != __file__ and "importlib" not in frame.filename]
@@ -248,11 +262,17 @@ def error_line(error: BaseException) -> str:
 
 
 def traceback_text(error: BaseException) -> str:
-    """The traceback, its last part where it is long."""
+    """The traceback, complete unless it is longer than MOST_TRACEBACK."""
     try:
-        return "".join(traceback.format_exception(error))[-MOST_TRACEBACK:]
-    except Exception:  # a hostile __str__
-        return ""
+        text = "".join(traceback.format_exception(error))
+    except (KeyboardInterrupt, InterruptedTwiceError):
+        raise
+    except BaseException:  # a hostile __str__
+        return "".join(traceback.format_tb(error.__traceback__))
+    if len(text) <= MOST_TRACEBACK:
+        return text
+    half = MOST_TRACEBACK // 2
+    return f"{text[:half]}\n[… {len(text) - 2 * half} characters …]\n{text[-half:]}"
 
 
 def safe_repr(value: Any) -> str:
@@ -262,6 +282,11 @@ def safe_repr(value: Any) -> str:
     except Exception:  # a hostile __repr__, an int of more digits than Python prints
         return f"<{type(value).__name__}>"
     return text if len(text) <= MOST_REPR else f"{text[:MOST_REPR]}…"
+
+
+def _storable(name: Any) -> str:
+    """The name of a metric or column, without the lone surrogates that files cannot hold."""
+    return str(name).encode("utf-8", "backslashreplace").decode()
 
 
 def _plain(value: Any) -> Any:

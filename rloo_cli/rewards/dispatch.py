@@ -62,12 +62,16 @@ class Dispatcher:
             self._pool.replace(worker)
 
     def _hand_out(self) -> None:
-        while self._queue:
+        while self._queue and self._may_begin(self._queue[0]):
             worker = self._fresh_worker() if self._queue[0].needs_fresh else self._next_worker()
             if worker is None:
                 return
             job = self._queue.popleft()
             self._pool.send(worker, job, job.request(), job.units[0].seconds)
+
+    def _may_begin(self, job: Job) -> bool:
+        running = [running for worker in self._pool.workers for running in worker.jobs]
+        return not running or not (job.is_suspect or any(other.is_suspect for other in running))
 
     def _next_worker(self) -> Worker | None:
         """The worker with the least to do, if it should have more. One that was used before is preferred: second attempts need fresh ones."""
@@ -84,6 +88,9 @@ class Dispatcher:
 
     def _note(self, event: Event, jobs: deque[Job]) -> None:
         """Settle the unit that an event ends, the first of the worker's first job."""
+        if event.is_shared:
+            self._do_again(jobs)
+            return
         job = jobs[0]
         unit = job.units.popleft()
         items = unit.items if unit.items is not None else range(len(unit.calls[0].values))
@@ -101,6 +108,13 @@ class Dispatcher:
             if again:
                 units = second_attempts(call, again, self._entries, self._is_async)
                 self._queue.appendleft(Job(groups=job.groups, rows=job.rows, state=job.state, units=units, needs_fresh=True))
+
+    def _do_again(self, jobs: deque[Job]) -> None:
+        """Queue jobs as they are, to be done alone: the next death is then the fault of whoever works."""
+        for job in jobs:
+            job.is_suspect = True
+        self._queue.extendleft(reversed(jobs))
+        jobs.clear()
 
     def _ended(self, call: Call, event: Event, count: int) -> dict[str, Any]:
         limit = self._entries[call.function].timeout * count

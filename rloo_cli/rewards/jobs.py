@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -37,6 +37,8 @@ class Call:
     metrics: dict[str, list[float]] = field(default_factory=dict)
     extras: dict[str, list[Any]] = field(default_factory=dict)
     """Each one value a row."""
+    retried: dict[int, str] = field(default_factory=dict)
+    """Row → line, for rows that failed once and are called again."""
     seconds: float = 0.0
 
     def take(self, items: Sequence[int], result: Mapping[str, Any]) -> list[int]:
@@ -90,6 +92,8 @@ class Job:
     units: deque[Unit]
     needs_fresh: bool = False
     """Whether it may only be given to a worker that did nothing before: a second attempt."""
+    is_suspect: bool = False
+    """Whether it is to be done while nothing else is: it, or what was done beside it, ended the fork server."""
 
     def request(self) -> bytes:
         """The message for a worker. Raises DataError where a column cannot be sent."""
@@ -164,16 +168,24 @@ def is_result(result: Any, count: int) -> bool:
         return False
     if "error" in result:
         return isinstance(result["error"], str) and isinstance(result.get("retry"), bool) and isinstance(result.get("traceback"), str)
-    values = result.get("values")
-    if (
-        not isinstance(values, list)
-        or len(values) != count
-        or not all(isinstance(result.get(key), dict) for key in ("bad", "metrics", "extras"))
-    ):
+    if not all(isinstance(result.get(key), dict) for key in ("bad", "metrics", "extras", "notices")):
         return False
-    numbers_are_finite = all(value is None or (isinstance(value, float) and math.isfinite(value)) for value in values)
-    extras_fit = all(isinstance(column, list) and len(column) == count for column in result["extras"].values())
-    return numbers_are_finite and extras_fit and all(i.isdecimal() and int(i) < count for i in result["bad"])
+    return (
+        _is_list(result.get("values"), count, lambda value: value is None or _is_finite(value))
+        and all(i.isdecimal() and int(i) < count and isinstance(line, str) for i, line in result["bad"].items())
+        and all(_is_list(logged, None, _is_finite) for logged in result["metrics"].values())
+        and all(_is_list(column, count, lambda value: True) for column in result["extras"].values())
+        and all(isinstance(line, str) for line in result["notices"].values())
+    )
+
+
+def _is_list(value: Any, count: int | None, fits: Callable[[Any], bool]) -> bool:
+    """Whether it is a list of `count` (None: one or more) that all fit."""
+    return isinstance(value, list) and (len(value) == count if count is not None else bool(value)) and all(map(fits, value))
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
 
 
 def assemble(parts: Sequence[tuple[Call, int]], names: Sequence[str], group: Group) -> GroupRewards:

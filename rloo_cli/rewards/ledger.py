@@ -28,6 +28,10 @@ class Ledger:
         self._parts: dict[int, list[tuple[Call, int]]] = {}
         """The calls of each group, with the position of its first row in them."""
         self._error: RewardError | None = None
+        self._failed = dict.fromkeys(range(len(entries)), 0)
+        """Completions for which a function failed for good, in the whole run."""
+        self._told: set[tuple[int, str]] = set()
+        """What is told once: (function, about what)."""
 
     def add_group(self, key: int, group: Group, state: TrainerState) -> None:
         """Note a group. Raises ValueError where the key was used since the last collection."""
@@ -70,11 +74,13 @@ class Ledger:
             call.take(items, result)
             lines = {items[int(i)]: line for i, line in result["bad"].items()}
             again = is_first
+            self._notice(call, result["notices"])
         if not lines:
             return []
-        self._tell(call, lines, result, again=again)
         if again:
+            self._tell_again(call, lines, result)
             return sorted(lines)
+        self._tell_failed(call, lines, result)
         for item, line in lines.items():
             call.fail(item, line)
         return []
@@ -85,13 +91,47 @@ class Ledger:
         step = f"step {self.state.step}, " if self.state.step else ""
         return f"{step}prompt row {group.prompt.row}" + ("" if item is None else f", completion {g}")
 
-    def _tell(self, call: Call, lines: Mapping[int, str], result: Mapping[str, Any], *, again: bool) -> None:
-        """Log failures; keep the first for good as the error to raise, where they stop the run."""
+    def _notice(self, call: Call, notices: Mapping[str, str]) -> None:
+        """Warn once of what a function logged in vain, and of one that failed and did not when it was called again."""
+        for about, line in notices.items():
+            self._warn_once(call, f"log_metric {about}", f"{self.place(call)}: {line}. It is not told again for this metric.")
+        if call.retried and not call.pending and not call.failures:
+            item, failure = next(iter(call.retried.items()))
+            line = f"{self.place(call, item)}: it failed, and passed when called again: {failure}"
+            self._warn_once(call, "passed", f"{line}. Further ones are in the log alone.")
+
+    def _warn_once(self, call: Call, about: str, text: str) -> None:
+        if (call.function, about) not in self._told:
+            self._told.add((call.function, about))
+            LOGGER.warning("reward `%s`: %s", self._names[call.function], text)
+
+    def _tell_again(self, call: Call, lines: Mapping[int, str], result: Mapping[str, Any]) -> None:
+        """Log, in the file alone, what is going to be called again."""
+        call.retried |= lines
+        LOGGER.info("%s (called again)%s", self._message(call, lines, result), _trace(result))
+
+    def _tell_failed(self, call: Call, lines: Mapping[int, str], result: Mapping[str, Any]) -> None:
+        """Log failures for good: keep the first as the error to raise, where they stop the run; else warn, the less often the more there are."""
+        message = self._message(call, lines, result)
+        before = self._failed[call.function]
+        self._failed[call.function] = after = before + len(lines)
+        if self._entries[call.function].on_error == "stop":
+            LOGGER.info("%s%s", message, _trace(result))
+            if self._error is None:
+                self._error = RewardError(f"{message}. `on_error: unscored` in the recipe would leave such completions out.")
+            return
+        is_told = before.bit_length() != after.bit_length()  # the 1st, 2nd, 4th, 8th …
+        LOGGER.log(
+            logging.WARNING if is_told else logging.INFO,
+            "%s; left out (%d %s of this reward so far)%s",
+            *(message, after, "completion" if after == 1 else "completions", _trace(result)),
+        )
+
+    def _message(self, call: Call, lines: Mapping[int, str], result: Mapping[str, Any]) -> str:
         item, line = next(iter(lines.items()))
         is_whole = "error" in result and len(lines) > 1
-        message = f"reward `{self._names[call.function]}`: {self.place(call, None if is_whole else item)}: {line}"
-        stops = not again and self._entries[call.function].on_error == "stop"
-        trace = f"\n{result['traceback']}" if result.get("traceback") else ""
-        LOGGER.log(logging.INFO if stops else logging.WARNING, "%s%s%s", message, " (called again)" if again else "", trace)
-        if stops and self._error is None:
-            self._error = RewardError(f"{message}. `on_error: unscored` in the recipe would leave such completions out.")
+        return f"reward `{self._names[call.function]}`: {self.place(call, None if is_whole else item)}: {line}"
+
+
+def _trace(result: Mapping[str, Any]) -> str:
+    return f"\n{result['traceback']}" if result.get("traceback") else ""

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import selectors
-import signal
 import socket
-import subprocess
-import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from rloo_cli.errors import RecipeError, RewardError
-from rloo_cli.rewards.modules import PACKAGE_ROOT
-from rloo_cli.rewards.protocol import Channel, encode
+from rloo_cli.rewards.processes import end_sessions
+from rloo_cli.rewards.protocol import Channel
+from rloo_cli.rewards.server import ServerProcess, status_words
 
 LOGGER = logging.getLogger(__name__)
 
-BOOT = "import sys; sys.path.append(sys.argv.pop()); from rloo_cli.rewards.forkserver import main; main(int(sys.argv.pop()))"
 POLL_SECONDS = 0.05
 """How often a waiting trainer looks for a stop signal."""
-CLOSE_SECONDS = 10.0
+READY_SECONDS = 20.0
+"""For a worker that need not import anything, which takes milliseconds; behind it the fork server does not answer."""
+MOST_DEATHS = 3
+"""Ends of the fork server without an answer of a worker in between."""
 MOST_STILLBORN = 5
 """Workers in a row that die before they are ready: then something is wrong with all of them."""
 
@@ -45,7 +44,9 @@ class Worker:
     jobs: deque[Any] = field(default_factory=deque)
     """What it works at, and what it has been given beyond that; empty = idle."""
     deadline: float = float("inf")
-    """For its next answer."""
+    """For its next answer, or for being ready."""
+    pid: int = 0
+    """Once it is ready."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +58,8 @@ class Event:
     """None: it died or was too late, and a new worker has its place."""
     reason: str | None = None
     """How it died; None where it was too late."""
+    is_shared: bool = False
+    """Whether other workers died in the middle of their work by the same cause, so that nobody knows whose fault it was."""
 
 
 class WorkerPool:
@@ -84,13 +87,13 @@ class WorkerPool:
             "folder": str(Path.cwd()),
             "log_dir": str(log_dir) if log_dir is not None else None,
             "memory_limit": memory_limit,
+            "preload": True,
         }
-        self._server: subprocess.Popen[bytes] | None = None
-        self._control: Channel | None = None
+        self._server: ServerProcess | None = None
         self._selector = selectors.DefaultSelector()
         self._next_number = 0
         self._stillborn = 0
-        self._closes_itself = False
+        self._deaths = 0
 
     def start(self, check_stop: Callable[[], None] | None = None) -> list[dict[str, Any]]:
         """What `forkserver.describe` tells of each function, once every worker is ready.
@@ -98,11 +101,12 @@ class WorkerPool:
         Raises:
             RecipeError: a function cannot be imported, or its import does not end.
         """
-        told = self._launch(preload=True, check_stop=check_stop)
+        told = self._import_in_server(check_stop)
         if told["threads"] > 1:
             LOGGER.info("importing the reward functions starts threads: each worker imports them for itself")
             self._stop_server()
-            self._launch(preload=False, check_stop=check_stop)
+            self._config["preload"] = False
+            self._import_in_server(check_stop)
         for slot in range(self._num_workers):
             self.workers.append(self._fork(slot))
         deadline = time.monotonic() + self._load_timeout
@@ -125,7 +129,11 @@ class WorkerPool:
             self._selector.modify(worker.channel.connection, selectors.EVENT_READ | selectors.EVENT_WRITE, worker)
 
     def wait(self, timeout: float) -> list[Event]:
-        """What happened until now, or within `timeout` seconds if nothing has. A worker behind its deadline is killed."""
+        """What happened until now, or within `timeout` seconds if nothing has. A worker behind its deadline is killed.
+
+        Raises:
+            RewardError: the process that forks workers ends again and again.
+        """
         events: list[Event] = []
         nearest = min((worker.deadline for worker in self.workers), default=float("inf")) - time.monotonic()
         for key, mask in self._selector.select(max(0.0, min(timeout, nearest))):
@@ -135,13 +143,17 @@ class WorkerPool:
                 events += self._hear(key.data, mask)
         now = time.monotonic()  # after what has arrived was read: an answer in time counts, however late the trainer looks
         for worker in [worker for worker in self.workers if worker.deadline < now]:
-            self._control_send({"kill": worker.number})
-            events += self._bury(worker, None)
+            if worker.is_ready:
+                self._tell_server({"kill": worker.number})
+                events += self._bury(worker, None)
+            else:  # it is the server that hangs: its end is noticed by the next wait, like any other
+                worker.deadline = float("inf")
+                self._kill_server()
         return events
 
     def replace(self, worker: Worker) -> None:
         """Put a new worker in the place of this one, which is killed with everything it started."""
-        self._control_send({"kill": worker.number})
+        self._tell_server({"kill": worker.number})
         self._succeed(worker)
 
     def close(self) -> None:
@@ -151,43 +163,28 @@ class WorkerPool:
         self.workers = []
         self._stop_server()
 
-    def _launch(self, *, preload: bool, check_stop: Callable[[], None] | None) -> dict[str, Any]:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-P", "-c", BOOT, str(theirs.fileno()), PACKAGE_ROOT]
-            self._server = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-                env=dict(self._environment),
-                pass_fds=[theirs.fileno()],
-                start_new_session=True,  # Ctrl-C in the terminal is for the trainer to answer
-            )
-        self._control = Channel(ours)
-        self._closes_itself = False
-        self._control.send(encode({**self._config, "preload": preload}))
-        self._selector.register(ours, selectors.EVENT_READ, None)
-        told = self._await_import(check_stop)
-        self._closes_itself = True
-        return told
+    def _launch(self) -> ServerProcess:
+        server = ServerProcess(self._config, self._environment)
+        self._selector.register(server.connection, selectors.EVENT_READ, None)
+        self._server = server
+        return server
 
-    def _await_import(self, check_stop: Callable[[], None] | None) -> dict[str, Any]:
-        control, deadline, importing = self._control, time.monotonic() + self._load_timeout, None
-        assert control is not None
+    def _import_in_server(self, check_stop: Callable[[], None] | None) -> dict[str, Any]:
+        server, deadline, importing = self._launch(), time.monotonic() + self._load_timeout, None
         while True:
             self._call(check_stop)
             self._selector.select(POLL_SECONDS)
-            for message in control.receive():
+            for message in server.channel.receive():
                 if "loading" in message:
                     importing = self._functions[message["loading"]]
                 elif "failed" in message:
                     raise RecipeError(self._import_failed(message))
                 elif "loaded" in message:
+                    server.is_serving = True
                     return dict(message)
             what = f"importing `{importing['module']}`" if importing else "the process that imports reward functions"
-            if not control.is_open:
-                raise RecipeError(f"{what} ended its process: {self._server_end()}")
+            if not server.channel.is_open:
+                raise RecipeError(f"{what} ended its process: {server.end_words()}")
             if time.monotonic() > deadline:
                 raise RecipeError(
                     f"{what} took longer than {self._load_timeout:g} s; do slow work at the first call, not when the module is imported"
@@ -201,34 +198,61 @@ class WorkerPool:
     def _fork(self, slot: int) -> Worker:
         ours, theirs = socket.socketpair()
         with theirs:
-            worker = Worker(number=self._next_number, slot=slot, channel=Channel(ours), deadline=time.monotonic() + self._load_timeout)
+            worker = Worker(number=self._next_number, slot=slot, channel=Channel(ours), deadline=self._ready_deadline())
             self._next_number += 1
             self._selector.register(ours, selectors.EVENT_READ, worker)
-            self._control_send({"fork": worker.number, "log": slot}, theirs.fileno())
+            self._tell_server({"fork": worker.number, "log": slot}, theirs.fileno())
         return worker
 
-    def _control_send(self, message: Mapping[str, Any], descriptor: int | None = None) -> None:
-        assert self._control is not None
-        connection = self._control.connection
-        connection.setblocking(True)  # a few bytes to a process that always reads
-        try:
-            socket.send_fds(connection, [encode(message)], [] if descriptor is None else [descriptor])
-        except OSError as error:
-            raise RewardError(f"the process that forks reward workers ended: {self._server_end()}") from error
-        finally:
-            connection.setblocking(False)
+    def _tell_server(self, message: Mapping[str, Any], descriptor: int | None = None) -> None:
+        assert self._server is not None
+        self._server.send(message, descriptor)
+
+    def _kill_server(self) -> None:
+        assert self._server is not None
+        self._server.kill()
 
     def _hear_server(self) -> list[Event]:
-        assert self._control is not None
+        server = self._server
+        assert server is not None
         events = []
-        for message in self._control.receive():
+        for message in server.channel.receive():
+            if "failed" in message:
+                raise RewardError(self._import_failed(message))
+            if "loaded" in message:
+                self._begin_to_serve(server)
             worker = next((w for w in self.workers if w.number == message.get("exited")), None)
             if worker is not None:
                 events += self._hear(worker, selectors.EVENT_READ)  # what it said before it died
-                events += self._bury(worker, status_words(message["status"])) if worker in self.workers else []
-        if not self._control.is_open:
-            raise RewardError(f"the process that forks reward workers ended: {self._server_end()}")
-        return events
+                reason = message.get("reason") or status_words(message["status"])
+                events += self._bury(worker, reason) if worker in self.workers else []
+        return events if server.channel.is_open else events + self._start_anew(server)
+
+    def _ready_deadline(self) -> float:
+        imports_first = not self._config["preload"] or self._server is None or not self._server.is_serving
+        return time.monotonic() + (self._load_timeout if imports_first else min(READY_SECONDS, self._load_timeout))
+
+    def _begin_to_serve(self, server: ServerProcess) -> None:
+        server.is_serving = True
+        for worker in self.workers:
+            if not worker.is_ready:
+                worker.deadline = self._ready_deadline()
+
+    def _start_anew(self, server: ServerProcess) -> list[Event]:
+        """Put another server in the place of one that ended, and with it its workers; the events of those that had a job."""
+        events = [event for worker in list(self.workers) for event in self._hear(worker, selectors.EVENT_READ)]
+        reason = f"the process that forks reward workers ended: {server.end_words()}"
+        self._deaths += 1
+        if self._deaths > MOST_DEATHS:
+            raise RewardError(f"{reason}, {self._deaths} times and without an answer of a worker in between; see the log of the run")
+        LOGGER.warning("%s; another one is started", reason)
+        self._stop_server()
+        end_sessions({worker.pid for worker in self.workers if worker.pid})
+        self._launch()
+        busy = [worker for worker in self.workers if worker.jobs]
+        for worker in list(self.workers):
+            self._succeed(worker)
+        return events + [Event(worker=worker, answer=None, reason=reason, is_shared=len(busy) > 1) for worker in busy]
 
     def _hear(self, worker: Worker, mask: int) -> list[Event]:
         if mask & selectors.EVENT_WRITE:
@@ -242,7 +266,7 @@ class WorkerPool:
             self._selector.unregister(worker.channel.connection)  # the server tells how it ended
         events = self._read(worker, messages)
         if worker.channel.fault is not None:
-            self._control_send({"kill": worker.number})
+            self._tell_server({"kill": worker.number})
             events += self._bury(worker, f"it sent {worker.channel.fault}")
         return events
 
@@ -251,7 +275,9 @@ class WorkerPool:
         for message in messages:
             if message.get("ready"):
                 worker.is_ready, worker.deadline, self._stillborn = True, float("inf"), 0
+                worker.pid = message["pid"]
             elif worker.is_ready:
+                self._deaths = 0
                 worker.deadline = float("inf")  # until whoever takes the answer sets the next
                 events.append(Event(worker=worker, answer=dict(message)))
             elif "failed" in message:
@@ -279,37 +305,13 @@ class WorkerPool:
         worker.channel.close()
 
     def _stop_server(self) -> None:
-        if self._control is not None:
-            if self._control.connection in self._selector.get_map():
-                self._selector.unregister(self._control.connection)
-            self._control.close()
-            self._control = None
         if self._server is not None:
-            try:
-                self._server.wait(CLOSE_SECONDS if self._closes_itself else 0)
-            except subprocess.TimeoutExpired:
-                os.killpg(self._server.pid, signal.SIGKILL)
-                self._server.wait()
+            if self._server.connection in self._selector.get_map():
+                self._selector.unregister(self._server.connection)
+            self._server.close()
             self._server = None
-
-    def _server_end(self) -> str:
-        assert self._server is not None
-        try:
-            return status_words(self._server.wait(1.0))
-        except subprocess.TimeoutExpired:
-            return "it closed its connection"
 
     @staticmethod
     def _call(check_stop: Callable[[], None] | None) -> None:
         if check_stop is not None:
             check_stop()
-
-
-def status_words(status: int) -> str:
-    """`signal 11 (SIGSEGV)` or `exit code 3`."""
-    if status >= 0:
-        return f"exit code {status}"
-    try:
-        return f"signal {-status} ({signal.Signals(-status).name})"
-    except ValueError:
-        return f"signal {-status}"

@@ -104,6 +104,17 @@ def end_children() -> None:
         time.sleep(ROUND_SECONDS)
 
 
+def end_sessions(leaders: Collection[int]) -> None:
+    """Kill what is left of the sessions of these processes, their parent being dead."""
+    for _ in range(ROUNDS):
+        left = [line for line in process_table() if line.session in leaders and not line.is_zombie]
+        if not left:
+            return
+        for line in left:
+            _end(line, 0)
+        time.sleep(ROUND_SECONDS)
+
+
 def _end(line: ProcessLine, leader: int) -> None:
     with contextlib.suppress(ProcessLookupError, PermissionError, ChildProcessError):
         if not line.is_zombie:

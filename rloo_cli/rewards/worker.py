@@ -55,7 +55,7 @@ def run(
         home = Home(folder=config["folder"], stdin=os.open(os.devnull, os.O_RDONLY), output=output)
         come_home(home)
         loaded = rewards if rewards is not None else load_rewards(connection, config["functions"])
-        connection.sendall(encode({"ready": True}))
+        connection.sendall(encode({"ready": True, "pid": os.getpid()}))
         _serve(connection, loaded, home)
         code = 0
     except OSError:

@@ -99,6 +99,26 @@ def test_numbers_of_other_kinds_are_taken(tmp_path, value):
 
 FAULTS = {
     "raise": ("raise ValueError('boom\\nsecond line')", "ValueError: boom (mine.py:"),
+    "exception that exits when shown": (
+        "raise type('E', (Exception,), {'__str__': lambda s: sys.exit(1)})()",
+        "E: (its message cannot be shown)",
+    ),
+    "exception of 100 MB": ("raise ValueError('x' * 10**7)", "ValueError: xxxx"),
+    "exception that hangs when shown": (
+        "raise type('E', (Exception,), {'__str__': lambda s: time.sleep(1000)})()",
+        "no answer within 0.3 s",
+    ),
+    "value that hangs when read": (
+        "values[i] = type('F', (float,), {'__float__': lambda s: time.sleep(1000)})(1)",
+        "no answer within 0.3 s",
+    ),
+    "value that raises when read": ("values[i] = type('F', (float,), {'__float__': lambda s: 1 / 0})(1)", "ZeroDivisionError"),
+    "value that exits when shown": ("values[i] = type('R', (), {'__repr__': lambda s: sys.exit(3)})()", "SystemExit: 3"),
+    "list without an end": ("return type('L', (list,), {'__iter__': lambda s: iter(int, 1)})([0] * len(completions))", "no answer within"),
+    "kills the process that forks workers": (
+        "os.kill(os.getppid(), 9); time.sleep(1)",
+        "the process that forks reward workers ended: signal 9",
+    ),
     "hostile exception": ("raise type('E', (Exception,), {'__str__': lambda s: 1 / 0})()", "E: (its message cannot be shown)"),
     "sys.exit": ("sys.exit(3)", "SystemExit: 3"),
     "KeyboardInterrupt": ("raise KeyboardInterrupt", "KeyboardInterrupt"),
@@ -152,9 +172,9 @@ def test_stop_names_the_place_and_keeps_the_traceback_for_the_log(tmp_path, name
         started.discard()
         assert rewards(started, group(0, ["a"]))[0].values == ((1.0,),)
     # The log alone: the terminal gets the error itself, once.
-    logged = [record for record in caplog.records if record.levelno == logging.INFO and record.name == "rloo_cli.rewards.ledger"]
-    assert len(logged) == 1
-    assert ("Traceback (most recent call last)" in logged[0].getMessage()) == (name == "raise")
+    logged = [record for record in caplog.records if record.name == "rloo_cli.rewards.ledger"]
+    assert [record.levelno for record in logged] == [logging.INFO] * 2
+    assert [("Traceback (most recent call last)" in record.getMessage()) for record in logged] == [name == "raise"] * 2
 
 
 def test_a_fault_that_passes_costs_nothing(tmp_path):
@@ -210,6 +230,52 @@ def last(completions): return [2.0] * len(completions)
         (one,) = rewards(started, group(0, ["a", "b"]))
     assert one.values == ((1.0, 1.0), (None, None))
     assert "no answer within 0.3 s" in one.failures[0]
+
+
+ASYNC_FAULTS = {
+    "never ends": ("await asyncio.Event().wait()", "no answer within 0.3 s"),
+    "blocks the loop": ("time.sleep(1000)", "no answer within 0.8 s, its worker was killed"),
+    "exits in a task": ("asyncio.create_task(exits()); await asyncio.sleep(0.1)", "SystemExit: 3"),
+    "stops the loop": ("asyncio.get_running_loop().stop(); await asyncio.sleep(0.1)", "RuntimeError: Event loop stopped"),
+}
+
+
+@pytest.mark.parametrize("name", ASYNC_FAULTS)
+def test_a_coroutine_function_costs_its_own_reward_and_nothing_else(tmp_path, name):
+    body, fragment = ASYNC_FAULTS[name]
+    source = "import sys\nasync def exits(): sys.exit(3)\n" + on_bad(body).replace("def score", "async def score")
+    with runner(tmp_path, source, timeout=0.3, on_error="unscored") as started:
+        hit, after = rewards(started, group(0, ["a", "bad"]), group(1, ["a"]))
+        assert (hit.values, after.values) == (((1.0, None),), ((1.0,),))
+        assert fragment.replace("0.8", "0.3") in hit.failures[0]
+
+
+def test_a_server_that_was_stopped_is_replaced(tmp_path, caplog):
+    with runner(tmp_path, on_bad("os.kill(os.getppid(), 19); os._exit(1)"), timeout=0.3, on_error="unscored", load_timeout=1.5) as started:
+        (one,) = rewards(started, group(0, ["a", "bad"]))
+        assert one.values == ((1.0, None),)
+        assert rewards(started, group(0, ["a"]))[0].values == ((1.0,),)
+    assert "the process that forks reward workers ended: signal 9 (SIGKILL); another one is started" in caplog.text
+    assert not child_processes(recursive=True)
+
+
+def test_a_server_that_cannot_be_kept_is_an_error(tmp_path):
+    source = "import os\nif os.path.exists('now'): os._exit(3)\n" + on_bad(
+        "open('now', 'w').close(); os.kill(os.getppid(), 9); time.sleep(5)"
+    )
+    source = source.replace("'now'", repr(str(tmp_path / "now")))
+    with runner(tmp_path, source) as started, pytest.raises(RewardError, match=r"forks reward workers ended: exit code 3, 4 times"):
+        rewards(started, group(0, ["bad"]))
+
+
+def test_children_of_workers_end_with_a_killed_server(tmp_path):
+    source = on_bad("values[i] = float(subprocess.Popen(['sleep', '1000']).pid)")
+    with runner(tmp_path, source) as started:
+        pid = int(rewards(started, group(0, ["bad"]))[0].values[0][0])
+        assert alive(pid)
+        child_processes()[0].kill()
+        wait_until(lambda: started.poll() or not alive(pid))
+        assert rewards(started, group(0, ["a"]))[0].values == ((1.0,),)
 
 
 def test_a_failed_batch_is_called_again_row_by_row(tmp_path):

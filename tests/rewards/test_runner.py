@@ -146,7 +146,31 @@ def test_log_extra_of_the_wrong_length_is_a_failure(tmp_path):
     source = "def score(completions, log_extra):\n    log_extra('x', [1])\n    return [0.0] * len(completions)"
     with runner(tmp_path, source, on_error="unscored") as started:
         (one,) = rewards(started, group(0, ["a", "b"]))
-    assert one.values == ((0.0, 0.0),), "called one by one the length is right"
+    assert one.values == ((None, None),), "not called one by one, where the length would be right"
+    assert "LogExtraError: log_extra('x', …): 1 values for 2 completions (mine.py:2)" in one.failures[0]
+
+
+@pytest.mark.parametrize("values", ["5", "'ab'", "{1: 2, 3: 4}", "(x for x in completions)"])
+def test_log_extra_takes_lists_alone(tmp_path, values):
+    source = f"def score(completions, log_extra):\n    log_extra('x', {values})\n    return [0.0] * len(completions)"
+    with runner(tmp_path, source) as started, pytest.raises(RewardError, match=r"is not a list of 2 values, one a completion"):
+        rewards(started, group(0, ["a", "b"]))
+
+
+def test_a_metric_that_is_not_finite_is_left_out_and_told_once(tmp_path, caplog):
+    source = """
+    def score(completions, log_metric):
+        log_metric("m", float("nan")); log_metric("m", 2); log_metric("n\\ud800", float("inf"))
+        return [0.0] * len(completions)
+    """
+    with runner(tmp_path, source) as started:
+        one, two = rewards(started, group(0, ["a", "b"]), group(1, ["a"]))
+    assert one.metrics == two.metrics == {"m": 2.0}
+    told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert told == [
+        "reward `score`: step 3, prompt row 0: log_metric('m', nan) is left out: not a finite number. It is not told again for this metric.",
+        "reward `score`: step 3, prompt row 0: log_metric('n\\\\ud800', inf) is left out: not a finite number. It is not told again for this metric.",
+    ]
 
 
 # --- who is called, when and where
