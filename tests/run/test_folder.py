@@ -232,7 +232,10 @@ def test_a_free_lock_that_names_another_host_goes_by_whether_locks_reach_there(r
 def test_which_file_systems_share_locks(tmp_path, monkeypatch, kind, options, heard):
     from types import SimpleNamespace
 
-    mounts = [SimpleNamespace(mountpoint="/", fstype="ext4", opts="rw"), SimpleNamespace(mountpoint=str(tmp_path), fstype=kind, opts=options)]
+    mounts = [
+        SimpleNamespace(mountpoint="/", fstype="ext4", opts="rw"),
+        SimpleNamespace(mountpoint=str(tmp_path), fstype=kind, opts=options),
+    ]
     monkeypatch.setattr(lock.psutil, "disk_partitions", lambda all: mounts)
     assert lock._is_heard_elsewhere(tmp_path / "run" / ".lock") is heard
 
