@@ -23,6 +23,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("rloo_cli/data/chat.py", "except"): "tokenizers raises plain Exception for a damaged tokenizer.json",
     ("rloo_cli/rewards/calls.py", "except"): "around user code: whatever a reward function does becomes a result",
     ("rloo_cli/rewards/worker.py", "except"): "the worker's edge",
+    ("rloo_cli/rollout/weight_transfer.py", "write"): "weights for the server to read at once; whole or absent, and gone with the run",
     ("rloo_cli/rewards/output.py", "write"): "what reward functions print, capped; a log that need not survive a crash",
     ("rloo_cli/rewards/worker.py", "write"): "the worker's own standard output, by descriptor",
     ("rloo_cli/rewards/python_tests_child.py", "except"): "around the code under test",

@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "training": MIDDLE | BASE,
     "plan": MIDDLE | BASE | {"training"},
     "launch": MIDDLE | BASE | {"training", "plan"},
-    "serving": BASE | {"run"},
+    "serving": BASE | {"run", "rollout"},
     "cli": MIDDLE | BASE | {"training", "plan", "launch", "serving"},
     "__main__": {"cli"},
     "__init__": set(),

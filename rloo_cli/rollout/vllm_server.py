@@ -1,0 +1,401 @@
+"""Generation by a vLLM server in another process, on other devices, or on another machine. Imports no vLLM.
+
+What it promises: every completion was made whole by the weights given last, or the batch fails; every wait has a deadline and can be left;
+a server that comes back within the budget is joined again, given the weights again, and asked again for what is missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import torch
+
+from rloo_cli.errors import EngineError
+from rloo_cli.rollout.engine import GenerationRequest, OnGroup, RandomKey, SamplingParams
+from rloo_cli.rollout.server_answers import Expected, WrongVersionError, completions_of
+from rloo_cli.rollout.server_client import ServerClient, TransientFault
+from rloo_cli.rollout.server_handshake import ModelIdentity, ServerInfo, check_info, own_devices, probe_generation, read_info
+from rloo_cli.rollout.server_lease import LeaseKeeper
+from rloo_cli.rollout.server_outage import Outage
+from rloo_cli.rollout.vllm_outputs import RowBounds
+from rloo_cli.rollout.vllm_sampling import check_sampling, sampling_fields
+from rloo_cli.rollout.weight_transfer import FileTransfer, GroupTransfer, Transfer, leave
+from rloo_cli.rollout.weight_update import push_weights
+from rloo_cli.rollout.weight_wire import dtype_of, unique_tensors
+from rloo_cli.types import Completion
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Batch = dict[int, tuple[GenerationRequest, list[dict[str, Any]]]]
+"""By index of the prompt: the request, and the bodies to send for it."""
+
+TICK_SECONDS = 0.05
+"""How often the caller is asked whether to stop, and finished groups go on to their rewards."""
+INFO_SECONDS = 20.0
+"""For /rloo/info, which the server's engine answers between two of its steps."""
+QUIET_SECONDS = 5.0
+"""Without a finished group, before the server is asked whether it still is."""
+STALL_SECONDS, STALL_SECONDS_A_TOKEN = 30.0, 0.5
+"""No group at all finished for this long, plus this for each token that the longest row may have: the generation hangs."""
+REFUSALS = 2
+"""Of the same weights by a server whose engine answers in between."""
+ANSWER_BYTES, ANSWER_BYTES_A_TOKEN = 1 << 16, 512
+"""Cap of an answer: a token takes about 130 bytes with its log-prob."""
+
+
+class VllmServerEngine:
+    """Implements `engine.Engine`; `connect` comes first, before the trainer's own model is loaded."""
+
+    def __init__(
+        self,
+        *,
+        base_url: str,
+        key: str | None,
+        tokenizer: Any,
+        eos_ids: Collection[int],
+        model_identity: ModelIdentity,
+        max_model_length: int | None,
+        owner: str,
+        transfer: Literal["auto", "nccl", "gloo", "file"] = "auto",
+        transfer_dir: Path | None = None,
+        group_port: int = 51216,
+        start_timeout: float = 240.0,
+        retry_seconds: float = 120.0,
+        say: Callable[[str], None] = logger.info,
+        device: torch.device | str = "cpu",
+        check_stop: Callable[[], None] = lambda: None,
+        keep_weights: bool = False,
+    ) -> None:
+        """Nothing is sent yet.
+
+        Args:
+            base_url: `http://host:port` of the server.
+            key: its key; None = it has none.
+            tokenizer: the model's.
+            eos_ids: every id that ends a completion.
+            model_identity: of the trainer's model; the server's has to be the same.
+            max_model_length: longest prompt and completion in tokens that will be asked for; None = up to the server's.
+            owner: `host:pid:run folder`, by which a second trainer is told who is first.
+            transfer: how weights get there; `auto` is nccl where both sides have GPUs, else gloo.
+            transfer_dir: for `file`.
+            group_port: where trainer and workers meet; 0 = any free one.
+            start_timeout: seconds that `connect` waits for the server.
+            retry_seconds: budget of an outage later on.
+            say: called with a line that says what is waited for.
+            device: the trainer's.
+            check_stop: raises to leave `connect` and `load_weights`; `generate` has its own.
+            keep_weights: copy what `load_weights` gets; needed where it changes before the next call.
+        """
+        self.weights_version = 0
+        self._client = ServerClient(base_url, key)
+        self.address = self._client.address
+        self._tokenizer = tokenizer
+        self._eos_ids = frozenset(eos_ids)
+        self._identity = model_identity
+        self._max_model_length = max_model_length
+        self._start_timeout, self._retry_seconds = start_timeout, retry_seconds
+        self._say, self._check_stop = say, check_stop
+        self._device = torch.device(device)
+        self._transfer_choice, self._transfer_dir, self._group_port = transfer, transfer_dir, group_port
+        self._keep_weights = keep_weights
+        self._owner = owner
+        self._lease = LeaseKeeper(self.address, key, owner)
+        self._loop = asyncio.new_event_loop()
+        self._info: ServerInfo | None = None
+        self._transfer: Transfer | None = None
+        self._has_joined = False
+        """Whether the transfer is in touch with this instance of the server."""
+        self._refusals = 0
+        self._weights: list[tuple[str, torch.Tensor, torch.dtype]] | None = None
+
+    # --- Engine ---------------------------------------------------------------------------------------------------
+
+    def connect(self) -> None:
+        """Wait for the server, and check that it can serve this trainer; it is leased from then on.
+
+        Raises:
+            EngineError: it does not answer in time, or is not the right one: what, where, and what to do.
+        """
+        outage = Outage(self.address, self._start_timeout, "vllm_server_timeout", self._say)
+        self._run(self._persist(self._meet, outage), self._check_stop)
+        self._lease.start()
+
+    def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
+        """Push new weights; from here on only completions by these are accepted.
+
+        The tensors have to stay as they are until the next call (or `keep_weights`): a server that restarts gets them again.
+
+        Raises:
+            EngineError: the server refused them, or was away for longer than the budget.
+        """
+        tensors = unique_tensors(named_tensors, dtype_of(self._identity.dtype))
+        if self._keep_weights:
+            tensors = [(name, tensor.to("cpu", sent, copy=True), sent) for name, tensor, sent in tensors]
+        self._weights, self.weights_version = tensors, version
+        self._run(self._persist(self._push, self._new_outage(), recover=self._recover_before_push), self._check_stop)
+
+    def generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        params: SamplingParams,
+        key: RandomKey,
+        *,
+        on_group: OnGroup | None = None,
+        check_stop: Callable[[], None] | None = None,
+    ) -> list[tuple[Completion, ...]]:
+        """The completions of each request, in order; see `engine.Engine`."""
+        check_sampling(params)
+        if self._weights is None:
+            raise EngineError("the vLLM server was given no weights yet")
+        bodies = [self._bodies(request, params, key) for request in requests]
+        done: dict[int, tuple[Completion, ...]] = {}
+        outage = self._new_outage()
+
+        def finish(index: int, completions: tuple[Completion, ...]) -> None:
+            done[index] = completions
+            outage.reset()
+            if on_group is not None:
+                on_group(index, completions)
+
+        async def attempt() -> None:
+            missing = [index for index in range(len(requests)) if index not in done]
+            batch = {index: (requests[index], bodies[index]) for index in missing}
+            await self._generate_groups(batch, params, finish, outage)
+
+        self._run(self._persist(attempt, outage, recover=self._recover), check_stop or self._check_stop)
+        return [done[index] for index in range(len(requests))]
+
+    def close(self) -> None:
+        """Give the lease back, close all connections, remove files; safe to call twice."""
+        self._lease.stop()
+        if self._transfer is not None:
+            self._transfer.close()
+            self._transfer = None
+        self._weights = None
+        if not self._loop.is_closed():
+            self._loop.run_until_complete(self._client.close())
+            self._loop.close()
+
+    # --- waiting --------------------------------------------------------------------------------------------------
+
+    def _run(self, work: Awaitable[T], check_stop: Callable[[], None]) -> T:
+        """The result of `work`; `check_stop` is called all the while, and may raise to leave it."""
+        if self._loop.is_closed():
+            raise EngineError("the engine is closed")
+        return self._loop.run_until_complete(_watched(work, check_stop))
+
+    async def _persist(self, work: Callable[[], Awaitable[T]], outage: Outage, recover: Callable[[], Awaitable[None]] | None = None) -> T:
+        """The result of `work`, tried again after whatever may pass, until the outage has lasted too long."""
+        while True:
+            try:
+                if outage.is_on and recover is not None:
+                    await recover()
+                return await work()
+            except TransientFault as fault:
+                await outage.wait(fault)
+
+    def _new_outage(self) -> Outage:
+        return Outage(self.address, self._retry_seconds, "vllm_server_retry_seconds", self._say)
+
+    # --- the server's process -------------------------------------------------------------------------------------
+
+    async def _meet(self) -> None:
+        """The whole handshake with the process that answers now."""
+        info = await read_info(self._client, seconds=INFO_SECONDS)
+        devices = own_devices() if self._device.type == "cuda" else ()
+        check_info(self.address, info, self._identity, max_model_length=self._max_model_length, own_devices=devices)
+        await self._lease.take(self._client)
+        if self._transfer is None:
+            self._transfer = self._make_transfer(info)
+        self._info, self._has_joined = info, False
+        if not await self._is_paused():  # left so by a trainer that died in an update; its half-new weights are not to run
+            await probe_generation(self._client, min(self._eos_ids, default=0))
+
+    async def _is_paused(self) -> bool:
+        document = await self._client.call("GET", "/is_paused")
+        return isinstance(document, dict) and document.get("is_paused") is True
+
+    async def _recover(self) -> None:
+        """After a fault in generation: the same process, as it was; or another one, which gets handshake and weights."""
+        assert self._info is not None
+        info = await read_info(self._client, seconds=INFO_SECONDS)
+        if info.instance == self._info.instance:
+            if info.weights_version != self.weights_version:
+                raise self._stale(str(info.weights_version))
+            await probe_generation(self._client, min(self._eos_ids, default=0))
+            return
+        self._say(
+            f"the vLLM server at {self.address} was restarted: joining it again and giving it the weights of step {self.weights_version}"
+        )
+        await self._meet()
+        await self._push()
+
+    async def _recover_before_push(self) -> None:
+        """After a fault in an update: whoever answers gets a handshake if it is new; the weights follow."""
+        assert self._info is not None
+        info = await read_info(self._client, seconds=INFO_SECONDS)
+        if info.instance != self._info.instance:
+            self._say(f"the vLLM server at {self.address} was restarted: joining it again")
+            await self._meet()
+
+    def _stale(self, found: str) -> EngineError:
+        return EngineError(
+            f"vLLM server {self.address}: server on version {found}, expected {self.weights_version}: its completions are not used; "
+            "is there another server behind this address, or another trainer? Restart the server, then --resume"
+        )
+
+    def _make_transfer(self, info: ServerInfo) -> Transfer:
+        choice = self._transfer_choice
+        if choice == "auto":
+            choice = "nccl" if info.devices and self._device.type == "cuda" else "gloo"
+        if choice == "file":
+            if self._transfer_dir is None:
+                raise EngineError("vllm_weight_transfer: file needs a folder that trainer and server both see: vllm_weight_transfer_dir")
+            return FileTransfer(self._transfer_dir, owner=self._owner)
+        device = self._device if choice == "nccl" else torch.device("cpu")
+        return GroupTransfer(choice, address=self.address, port=self._group_port, device=device)
+
+    async def _push(self) -> None:
+        """The weights given last, to the process that answers now."""
+        assert self._info is not None
+        assert self._transfer is not None
+        assert self._weights is not None
+        self._lease.check()
+        if not self._has_joined:
+            await self._transfer.join(self._client, self._info.world_size)
+        self._has_joined = False  # until all of it went well
+        try:
+            await push_weights(self._client, self._transfer, self._weights, version=self.weights_version)
+        except TransientFault as fault:
+            self._count_refusal(fault)
+            raise
+        self._has_joined, self._refusals = True, 0
+
+    def _count_refusal(self, fault: TransientFault) -> None:
+        """Raise EngineError where the server, alive in between, has refused the same weights before: it would do so again."""
+        self._refusals += fault.status == 500
+        if self._refusals >= REFUSALS:
+            raise EngineError(
+                f"vLLM server {self.address} refuses the weights of step {self.weights_version}: {fault.cause}; its output tells more"
+            ) from fault
+
+    # --- completions ----------------------------------------------------------------------------------------------
+
+    def _bodies(self, request: GenerationRequest, params: SamplingParams, key: RandomKey) -> list[dict[str, Any]]:
+        """What is sent for a prompt: one request for the whole group, whose row g draws by the first row's seed + g; greedy, one a row."""
+        fields = sampling_fields(params, key, request.first_row, eos_ids=self._eos_ids, max_tokens=self._max_tokens(request, params))
+        count = request.num_generations
+        if params.temperature == 0:
+            return [{"token_ids": list(request.token_ids), "sampling_params": fields}] * count  # vLLM refuses n > 1 there
+        return [{"token_ids": list(request.token_ids), "sampling_params": {**fields, "n": count}}]
+
+    def _max_tokens(self, request: GenerationRequest, params: SamplingParams) -> int:
+        longest = self._max_model_length or (self._info.max_model_len if self._info else 0)
+        room = longest - len(request.token_ids)
+        if room < 1:
+            raise EngineError(f"a prompt of {len(request.token_ids)} tokens leaves no room for a completion in {longest}")
+        return min(room, params.max_new_tokens or room)
+
+    async def _generate_groups(self, batch: Batch, params: SamplingParams, finish: OnGroup, outage: Outage) -> None:
+        """Ask for all of these at once, and hand each group on when its last row is there."""
+        self._lease.check()
+        tasks = {asyncio.ensure_future(self._group(i, *group, params, outage)): i for i, group in batch.items()}
+        longest = max((bodies[0]["sampling_params"]["max_tokens"] for _, bodies in batch.values()), default=0)
+        stall = STALL_SECONDS + STALL_SECONDS_A_TOKEN * longest
+        progress = time.monotonic()
+        try:
+            pending = set(tasks)
+            while pending:
+                done, pending = await asyncio.wait(pending, timeout=QUIET_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=tasks.__getitem__):
+                    finish(tasks[task], task.result())
+                if done:
+                    progress = time.monotonic()
+                elif time.monotonic() - progress > stall:
+                    raise TransientFault(f"no completion for {stall:.0f} s")
+                else:
+                    await self._check_alive()
+        except WrongVersionError as error:
+            raise await self._explain_version(error.found) from error
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _group(
+        self, index: int, request: GenerationRequest, bodies: list[dict[str, Any]], params: SamplingParams, outage: Outage
+    ) -> tuple[Completion, ...]:
+        """The whole group of one prompt; where the server answers, and declines (429, 500, 503), this prompt alone is sent again."""
+        while True:
+            asked = (self._request(body, index, request.first_row + row, params) for row, body in enumerate(bodies))
+            try:
+                parts = await _all_or_first_error(asked)
+            except TransientFault as fault:
+                if fault.status is None:
+                    raise
+                await outage.wait(fault)
+            else:
+                return tuple(completion for part in parts for completion in part)
+
+    async def _request(self, body: dict[str, Any], index: int, first_row: int, params: SamplingParams) -> tuple[Completion, ...]:
+        fields = body["sampling_params"]
+        tokens = fields["n"] * fields["max_tokens"]
+        document = await self._client.call(
+            "POST", "/inference/v1/generate", body, seconds=None, max_bytes=ANSWER_BYTES + ANSWER_BYTES_A_TOKEN * tokens
+        )
+        bounds = RowBounds(
+            place=f"request {index}",
+            max_tokens=fields["max_tokens"],
+            vocab_size=self._identity.vocab_size,
+            eos_ids=self._eos_ids,
+            has_stop_strings=bool(params.stop),
+        )
+        expected = Expected(
+            count=fields["n"], version=self.weights_version, bounds=bounds, first_row=first_row, engine=f"vLLM server {self.address}"
+        )
+        return completions_of(document, expected)
+
+    async def _check_alive(self) -> None:
+        """Raise TransientFault if the server does not answer, or is another process by now."""
+        assert self._info is not None
+        info = await read_info(self._client, seconds=INFO_SECONDS)
+        if info.instance != self._info.instance:
+            raise TransientFault("the server was restarted")
+
+    async def _explain_version(self, found: str) -> Exception:
+        """What a completion by other weights means: a restarted server is joined again, anything else is refused."""
+        try:
+            await self._check_alive()
+        except TransientFault as fault:
+            return fault
+        return self._stale(found)
+
+
+async def _all_or_first_error(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """The results in order; the first error ends the others."""
+    tasks = [asyncio.ensure_future(one) for one in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        leave(*tasks)
+
+
+async def _watched(work: Awaitable[T], check_stop: Callable[[], None]) -> T:
+    task = asyncio.ensure_future(work)
+    try:
+        while not task.done():
+            check_stop()
+            await asyncio.wait({task}, timeout=TICK_SECONDS)
+        return task.result()
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+__all__ = ["ModelIdentity", "VllmServerEngine"]
