@@ -23,15 +23,16 @@ MAY_IMPORT = {
     "run": BASE,
     "algorithm": set(),
     "training": MIDDLE | BASE,
+    "inspect": {"run", "rewards", "data"} | BASE,
     "plan": MIDDLE | BASE | {"training"},
     "launch": MIDDLE | BASE | {"training", "plan"},
     "serving": BASE | {"run", "rollout"},
-    "cli": MIDDLE | BASE | {"training", "plan", "launch", "serving"},
+    "cli": MIDDLE | BASE | {"training", "plan", "launch", "inspect", "serving"},
     "__main__": {"cli"},
     "__init__": set(),
 }
 ONLY_IN = {"typer": "cli", "deepspeed": "training/sharding.py", "vllm": ("rollout/vllm_", "serving/")}
-TORCH_FREE = BASE | {"rewards"}
+TORCH_FREE = BASE | {"rewards", "inspect"}
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "safetensors"}
 
 

@@ -45,6 +45,11 @@ class BatchPlan:
     max_micro_batch_rows: int | None
     """Rows of a micro-batch at most: an explicit per_device_train_batch_size; None = the token budget alone decides."""
 
+    @property
+    def uses(self) -> int:
+        """k·μ, optimizer steps that a generation batch serves."""
+        return self.steps_per_generation_batch * self.num_iterations
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:

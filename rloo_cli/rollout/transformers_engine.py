@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, Literal
 
 import torch
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
 from rloo_cli.errors import EngineError
 from rloo_cli.rollout.decode_copy import DecodeCopy
@@ -119,7 +119,7 @@ class TransformersEngine:
             requests,
             params,
             tokenizer=self.tokenizer,
-            eos_ids=eos_ids(self.model, self.tokenizer),
+            eos_ids=eos_ids(self.model.generation_config, self.tokenizer),
             context=context_length(self.model),
             version=self.weights_version,
             on_group=on_group,
@@ -168,9 +168,9 @@ class TransformersEngine:
         return None
 
 
-def eos_ids(model: PreTrainedModel, tokenizer: Any) -> set[int]:
+def eos_ids(generation_config: GenerationConfig | None, tokenizer: Any) -> set[int]:
     """Every token id that ends a completion: those of the generation config and of the tokenizer."""
-    given = getattr(model.generation_config, "eos_token_id", None)
+    given = getattr(generation_config, "eos_token_id", None)
     ids = given if isinstance(given, (list, tuple)) else [given]
     return {token for token in [*ids, getattr(tokenizer, "eos_token_id", None)] if token is not None}
 

@@ -62,6 +62,9 @@ METRICS: dict[str, MetricKey] = {
     "sampling/ess": MetricKey(
         "Effective sample size of the sequence ratios trainer/sampler, as a share of the rows; 1 = the same policy.", "share"
     ),
+    "sampling/staleness": MetricKey(
+        "Optimizer steps between the weights that sampled the batch and those that it first trains: 0, or 1 with async_steps.", "steps"
+    ),
     "eval/<key>": MetricKey("The same quantity on the evaluation split, in a row of its own.", "that of <key>"),
     "eval/rewards/<name>/pass@k": MetricKey(
         "Share of prompts of which at least one of the k = num_generations_eval completions has a reward of 1 or more.", "share"
@@ -72,6 +75,7 @@ METRICS: dict[str, MetricKey] = {
     "perf/seconds/reference": MetricKey("Wall time of the reference model's forward passes.", "s"),
     "perf/seconds/train": MetricKey("Wall time of forward, backward and optimizer.", "s"),
     "perf/seconds/sync": MetricKey("Wall time of handing new weights to the engine.", "s"),
+    "perf/seconds/wait": MetricKey("Wall time spent waiting for the batch that is generated ahead, with async_steps.", "s"),
     "perf/seconds/save": MetricKey("Wall time of writing the checkpoint before this step.", "s"),
     "perf/seconds/evaluate": MetricKey("Wall time of the evaluation.", "s"),
     "perf/seconds/step": MetricKey("Wall time of the whole step.", "s"),
@@ -94,8 +98,6 @@ def find_metric(key: str) -> MetricKey | None:
         if pattern.fullmatch(key):
             return meaning
     return find_metric(key.removeprefix("eval/")) if key.startswith("eval/") else None
-
-
 
 
 EVALUATION_PREFIX = "eval/"

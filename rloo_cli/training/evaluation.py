@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,11 +15,11 @@ from rloo_cli.types import GroupRewards
 
 ROWS_AT_ONCE = 256  # completions decoded together; enough to fill two cores, small enough for any cache
 FULL_REWARD = 1.0  # what a verifiable reward gives a right answer
-LEFT_OUT = ("groups/", "reward_std")  # spread within a group says nothing about an evaluation
+LEFT_OUT = ("groups/", "reward_std", "sampling/")  # spread within a group says nothing about an evaluation, and nothing trains on it
 
 
 def evaluate(
-    collector: Collector, prompts: PromptSet, recipe: Recipe, names: Sequence[str], step: int
+    collector: Collector, prompts: PromptSet, recipe: Recipe, names: Sequence[str], step: int, check_stop: Callable[[], None]
 ) -> tuple[Experience, dict[str, float]]:
     """All completions of the evaluation split with their rewards, and the `eval/…` metrics of the current weights.
 
@@ -32,7 +32,9 @@ def evaluate(
     at_once = max(1, ROWS_AT_ONCE // width)
     for start in range(0, len(prompts), at_once):
         part = [prompts[i] for i in range(start, min(start + at_once, len(prompts)))]
-        part_groups, part_scores, _ = collector.collect(part, params, key, step=step, num_generations=width, first_prompt=start)
+        part_groups, part_scores, _ = collector.collect(
+            part, params, key, step=step, num_generations=width, first_prompt=start, check_stop=check_stop
+        )
         groups += part_groups
         scores += part_scores
     experience = build_experience(step, groups, scores, [entry.weight for entry in recipe.rewards])

@@ -100,22 +100,28 @@ def _number(value: float | None) -> float:
 class Collector:
     """Prompts in, scored groups out."""
 
-    def __init__(
-        self, engine: Engine, rewards: RewardRunner, tokenizer: PreTrainedTokenizerBase, *, max_steps: int, check_stop: Callable[[], None]
-    ) -> None:
+    def __init__(self, engine: Engine, rewards: RewardRunner, tokenizer: PreTrainedTokenizerBase, *, max_steps: int) -> None:
         self.engine = engine
         self.rewards = rewards
         self.tokenizer = tokenizer
         self.max_steps = max_steps
-        self.check_stop = check_stop
         self._in_hand: BatchInHand | None = None
 
     def collect(
-        self, prompts: Sequence[Prompt], params: SamplingParams, key: RandomKey, *, step: int, num_generations: int, first_prompt: int = 0
+        self,
+        prompts: Sequence[Prompt],
+        params: SamplingParams,
+        key: RandomKey,
+        *,
+        step: int,
+        num_generations: int,
+        check_stop: Callable[[], None],
+        first_prompt: int = 0,
     ) -> tuple[list[Group], list[GroupRewards], dict[str, float]]:
         """The groups and rewards of the prompts, in order, and the seconds of each phase.
 
         `step` is what reward functions are told; `first_prompt` is the place of `prompts[0]` among all prompts of the step, where they come in parts.
+        `check_stop` is called between tokens and raises to give the batch up.
 
         Raises:
             EngineError, RewardError, NonFiniteError: see the engine and the reward runner.
@@ -131,15 +137,20 @@ class Collector:
             check_completions(prompts[index], completions, step=step, first_row=row, num_generations=num_generations)
             self.rewards.submit(index, groups[index], state)
 
+        def between_tokens() -> None:
+            """Hand finished groups on to idle reward workers while the others decode; leave if a stop was asked for."""
+            self.rewards.poll()
+            check_stop()
+
         started = time.perf_counter()
         requests = [
             GenerationRequest(token_ids=prompt.token_ids, num_generations=num_generations, first_row=first_row + i * num_generations)
             for i, prompt in enumerate(prompts)
         ]
         try:
-            self.engine.generate(requests, params, key, on_group=finish, check_stop=self._between_tokens)
+            self.engine.generate(requests, params, key, on_group=finish, check_stop=between_tokens)
             generated = time.perf_counter()
-            scores = self.rewards.collect(self.check_stop)
+            scores = self.rewards.collect(check_stop)
         except NonFiniteError as error:
             self.rewards.discard()
             raise self._placed(error) from error
@@ -172,11 +183,6 @@ class Collector:
             token_ids=error.token_ids,
             remedy="Lower the learning rate, or train with `bf16: false`.",
         )
-
-    def _between_tokens(self) -> None:
-        """Hand finished groups on to idle reward workers while the others decode; leave if a stop was asked for."""
-        self.rewards.poll()
-        self.check_stop()
 
     def _group(self, prompt: Prompt, completions: tuple[Completion, ...]) -> Group:
         texts = self.tokenizer.batch_decode([c.token_ids for c in completions], skip_special_tokens=True)

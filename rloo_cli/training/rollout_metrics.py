@@ -25,6 +25,7 @@ def rollout_metrics(experience: Experience, names: Sequence[str]) -> dict[str, f
         "groups/no_signal": float((~has_signal(scored_PG)).sum()),
         "rows/unscored": float((~scored_PG).sum()),
         "rewards/failures": float(sum(len(scores.failures) for scores in experience.rewards)),
+        "sampling/staleness": float(experience.step - 1 - min(c.weights_version for g in experience.groups for c in g.completions)),
     }
     if scored_PG.any():
         result["reward"] = experience.reward_PG[scored_PG].mean().item()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 import torch
@@ -20,6 +20,7 @@ from rloo_cli.run.metrics import MetricsWriter
 from rloo_cli.run.randomness import restore_random_state, seed_everything
 from rloo_cli.run.trackers import Trackers
 from rloo_cli.training import auto
+from rloo_cli.training.engines import prepare_engine
 from rloo_cli.training.evaluation import evaluate
 from rloo_cli.training.experience import Collector, Experience
 from rloo_cli.training.fingerprint import fingerprint
@@ -44,32 +45,32 @@ def train(inputs: TrainingInputs) -> None:
     """
     inputs.progress.note(f"run folder: {inputs.folder.path}")
     with inputs.progress.phase("load model"), inputs.stop.at_once():
-        run = _assemble(inputs, inputs.stop.check)
+        run = _assemble(inputs)
     try:
         run_loop(run)
     finally:
-        run.engine.close()
-        run.recorder.trackers.close()
+        run.close()
 
 
 def evaluate_model(inputs: TrainingInputs) -> tuple[Experience, dict[str, float]]:
     """The completions and `eval/…` metrics of the recipe's model, or of the checkpoint to resume from; writes nothing."""
     assert inputs.eval_prompts is not None
     accelerator = _accelerator(low_precision=False)
+    low = torch.bfloat16 if auto.decide_bf16(inputs.recipe.training, accelerator.device) else None
+    maker = prepare_engine(inputs, low, accelerator.device)
     model = _load(inputs)
     step = 0
     if inputs.resume_from is not None:
         model.load_state_dict(inputs.resume_from.load_tensors("model"), strict=False)
         step = inputs.resume_from.step
     torch.set_num_threads(auto.decide_threads(inputs.recipe.training))
-    low = torch.bfloat16 if auto.decide_bf16(inputs.recipe.training, accelerator.device) else None
-    engine = _engine(inputs, model.to(accelerator.device), low)
-    collector = _collector(inputs, engine, inputs.stop.check)
-    with inputs.progress.phase("evaluate"):
-        return evaluate(collector, inputs.eval_prompts, inputs.recipe, inputs.rewards.names, step)
+    with closing(maker.make(model.to(accelerator.device))) as engine, inputs.progress.phase("evaluate"):
+        engine.load_weights(model.state_dict().items(), version=step)
+        collector = _collector(inputs, engine)
+        return evaluate(collector, inputs.eval_prompts, inputs.recipe, inputs.rewards.names, step, inputs.stop.check)
 
 
-def _assemble(inputs: TrainingInputs, check_stop: Callable[[], None]) -> TrainingRun:
+def _assemble(inputs: TrainingInputs) -> TrainingRun:
     seed_everything(inputs.recipe.training.seed, "start")
     asked = inputs.recipe.training
     # A resumed run's recipe holds what was decided; measuring again on a busy machine could decide otherwise.
@@ -77,6 +78,7 @@ def _assemble(inputs: TrainingInputs, check_stop: Callable[[], None]) -> Trainin
     low = torch.bfloat16 if accelerator.mixed_precision == "bf16" else None
     if inputs.recipe.training.bf16 and low is None:
         inputs.progress.note("bf16: off, this device is not faster at it; float32 throughout.")
+    maker = prepare_engine(inputs, low, accelerator.device)
     model = _load(inputs)
     origin = fingerprint(model)
     _refuse_other_model(inputs, origin)
@@ -98,7 +100,7 @@ def _assemble(inputs: TrainingInputs, check_stop: Callable[[], None]) -> Trainin
         optimizer.load_state(checkpoint.load_tensors("optimizer"), checkpoint.load_document("optimizer"))
         restore_random_state(checkpoint.load_document("random"), checkpoint.load_tensors("random"))
     set_aside_newer(inputs.folder.checkpoints, position.step)
-    engine = _engine(inputs, model, low)
+    engine = maker.make(model)
     engine.load_weights(model.state_dict().items(), version=position.step)
     updater = Updater(
         accelerator=accelerator,
@@ -107,9 +109,9 @@ def _assemble(inputs: TrainingInputs, check_stop: Callable[[], None]) -> Trainin
         optimizer=optimizer,
         algorithm=recipe.algorithm,
         settings=_settings(inputs, model),
-        check_stop=check_stop,
+        check_stop=inputs.stop.check,
     )
-    collector = _collector(inputs, engine, check_stop)
+    collector = _collector(inputs, engine)
     recorder = _recorder(inputs, offset, position.step)
     return TrainingRun(
         inputs, collector=collector, engine=engine, updater=updater, recorder=recorder, position=position, model_fingerprint=origin
@@ -172,17 +174,8 @@ def _policy(inputs: TrainingInputs, model: PreTrainedModel, accelerator: Acceler
     return policy, auto.with_decisions(recipe, **decided)
 
 
-def _engine(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype | None) -> Engine:
-    from rloo_cli.rollout.transformers_engine import TransformersEngine
-
-    layout = inputs.recipe.training.layout
-    # Weights held in bf16 decode as they are; a copy would be the same.
-    copy_dtype = None if model.dtype == low else low
-    return TransformersEngine(model, tokenizer=inputs.tokenizer, copy_dtype=copy_dtype, layout="plain" if layout == "plain" else "auto")
-
-
-def _collector(inputs: TrainingInputs, engine: Engine, check_stop: Callable[[], None]) -> Collector:
-    return Collector(engine, inputs.rewards, inputs.tokenizer, max_steps=inputs.total_steps, check_stop=check_stop)
+def _collector(inputs: TrainingInputs, engine: Engine) -> Collector:
+    return Collector(engine, inputs.rewards, inputs.tokenizer, max_steps=inputs.total_steps)
 
 
 def _settings(inputs: TrainingInputs, model: PreTrainedModel) -> UpdateSettings:
@@ -195,6 +188,7 @@ def _settings(inputs: TrainingInputs, model: PreTrainedModel) -> UpdateSettings:
         max_rows=batch.max_micro_batch_rows,
         max_grad_norm=training.max_grad_norm,
         active_dropout=has_dropout(model),
+        is_stale=training.async_steps > 0,
     )
 
 

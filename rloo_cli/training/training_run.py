@@ -14,6 +14,7 @@ from rloo_cli.rollout.engine import Engine, RandomKey, SamplingParams
 from rloo_cli.run.checkpoint import save_checkpoint, step_name
 from rloo_cli.run.randomness import capture_random_state, seed_everything
 from rloo_cli.run.rollouts import RolloutRow
+from rloo_cli.training.ahead import BatchOrder, CheckStop, Collected, GenerationAhead
 from rloo_cli.training.best import better_of, choosing_value
 from rloo_cli.training.evaluation import evaluate
 from rloo_cli.training.experience import Collector, build_experience
@@ -64,6 +65,7 @@ class TrainingRun:
         self._row: dict[str, float] = {}
         self._save_seconds: float | None = None
         self._silent_batches = 0
+        self._ahead = GenerationAhead(self._collect, inputs.stop.check) if self.recipe.training.async_steps else None
         self._working = position
         self._started = 0.0
 
@@ -84,24 +86,37 @@ class TrainingRun:
         if self._save_seconds is not None:
             self._row["perf/seconds/save"], self._save_seconds = self._save_seconds, None
         self._working = self.position if self.position.experience is not None else self._generate(self.position)
+        self._start_next()
 
     def _generate(self, position: RunPosition) -> RunPosition:
         step, count = position.step + 1, self.inputs.batch.prompts_per_generation
-        key = RandomKey(seed=self.recipe.training.seed, step=step)
+        order = BatchOrder(step=step, first_prompt=position.next_prompt)
         with self.inputs.progress.phase("generate"), self._failed_batch_kept(self.collector.rows_in_hand):
-            groups, rewards, seconds = self.collector.collect(
-                self._prompts(position.next_prompt, count),
-                self._sampling(),
-                key,
-                step=step,
-                num_generations=self.inputs.batch.num_generations,
-            )
+            collected = self._collect(order, self.inputs.stop.check) if self._ahead is None else self._ahead.take(order)
+        groups, rewards = collected.groups, collected.rewards
         experience = build_experience(step, groups, rewards, [entry.weight for entry in self.recipe.rewards])
         self._warn_of_failures(step, [line for scores in rewards for line in scores.failures])
-        self._row |= rollout_metrics(experience, self.recorder.names) | seconds
+        self._row |= {**rollout_metrics(experience, self.recorder.names), **collected.seconds}
         self._warn_of_silence(step)
         tokens = position.num_tokens + sum(generated_tokens(experience))
         return replace(position, experience=experience, uses=0, next_prompt=position.next_prompt + count, num_tokens=tokens)
+
+    def _collect(self, order: BatchOrder, check_stop: CheckStop) -> Collected:
+        groups, rewards, seconds = self.collector.collect(
+            self._prompts(order.first_prompt, self.inputs.batch.prompts_per_generation, check_stop),
+            self._sampling(),
+            RandomKey(seed=self.recipe.training.seed, step=order.step),
+            step=order.step,
+            num_generations=self.inputs.batch.num_generations,
+            check_stop=check_stop,
+        )
+        return Collected(groups=groups, rewards=rewards, seconds=seconds)
+
+    def _start_next(self) -> None:
+        """Begin the batch after the one at hand, where overlap is asked for and this step is the last that the one at hand serves."""
+        is_last_use = self._working.uses == self.inputs.batch.uses - 1
+        if self._ahead is not None and is_last_use and self.step + 1 < self.inputs.total_steps:
+            self._ahead.start(BatchOrder(step=self.step + 2, first_prompt=self._working.next_prompt))
 
     def _warn_of_failures(self, step: int, failures: list[str]) -> None:
         for line in failures[:FAILURES_SHOWN]:
@@ -120,13 +135,13 @@ class TrainingRun:
                 SILENT_BATCHES,
             )
 
-    def _prompts(self, first: int, count: int) -> list[Prompt]:
+    def _prompts(self, first: int, count: int, check_stop: CheckStop) -> list[Prompt]:
         """The prompts at `count` positions from `first` on; a stop is looked for on the way, since a huge step has millions."""
         seed, shuffle, total = self.recipe.training.seed, self.recipe.data.shuffle_dataset, len(self.inputs.prompts)
         prompts: list[Prompt] = []
         for position in range(first, first + count):
             if len(prompts) % PROMPTS_AT_ONCE == 0:
-                self.collector.check_stop()
+                check_stop()
             prompts.append(self.inputs.prompts[prompt_row(position, num_prompts=total, seed=seed, shuffle=shuffle)])
         return prompts
 
@@ -169,6 +184,10 @@ class TrainingRun:
         """Hand the new weights to the engine."""
         started = time.perf_counter()
         with self.inputs.progress.phase("sync"):
+            if self._ahead is not None:  # one weights version makes the whole batch
+                self._ahead.wait()
+                self._row["perf/seconds/wait"] = time.perf_counter() - started
+                started = time.perf_counter()
             self.engine.load_weights(self.updater.policy.model.state_dict().items(), version=self._working.step)
         self._row["perf/seconds/sync"] = time.perf_counter() - started
 
@@ -186,8 +205,7 @@ class TrainingRun:
         if first_use:
             self._row["perf/tokens_per_second"] = generated_tokens(experience)[1] / seconds
         self.recorder.step(self._row, experience if first_use else None, last=self._working.step == self.inputs.total_steps)
-        batch = self.inputs.batch
-        used_up = self._working.uses == batch.steps_per_generation_batch * batch.num_iterations
+        used_up = self._working.uses == self.inputs.batch.uses
         self.position = replace(self._working, experience=None, uses=0) if used_up else self._working
 
     def evaluate_if_due(self) -> None:
@@ -197,7 +215,7 @@ class TrainingRun:
             return
         started = time.perf_counter()
         with self.inputs.progress.phase("evaluate"), self._failed_batch_kept(self.collector.rows_in_hand):
-            experience, metrics = evaluate(self.collector, prompts, self.recipe, self.recorder.names, step)
+            experience, metrics = evaluate(self.collector, prompts, self.recipe, self.recorder.names, step, self.inputs.stop.check)
         row = {"step": step, **metrics, "perf/seconds/evaluate": time.perf_counter() - started}
         self.recorder.evaluation(row, experience)
         self.position = replace(self.position, evaluated_step=step, evaluated_value=None)
@@ -277,3 +295,10 @@ class TrainingRun:
         if (best := self.position.best) is not None:
             where = self.inputs.folder.checkpoints / step_name(best.step)
             self.inputs.progress.note(f"best checkpoint: step {best.step}, {best.metric} {best.value:.4g}, in {where} (final/ is the last)")
+
+    def close(self) -> None:
+        """Release the engine and the trackers, once nothing is generated any more."""
+        if self._ahead is not None:
+            self._ahead.close()
+        self.engine.close()
+        self.recorder.trackers.close()

@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from accelerate import Accelerator
@@ -45,6 +46,8 @@ class UpdateSettings:
     max_grad_norm: float
     active_dropout: bool
     """With active dropout, KL and old log-probs come from a pass in eval mode."""
+    is_stale: bool
+    """Whether the samples were made by the weights of a step before: each row then carries its capped ratio to the sampler, unclipped."""
 
 
 class Updater:
@@ -118,7 +121,7 @@ class Updater:
                 experience = self._in_hand = self._backward(experience, pieces, n, metrics, step, first_use=use == 0)
         experience = replace(experience, advantage_PG=self._known_advantages(experience))
         self.check_stop()
-        found = metrics.summary(off_policy=self.settings.off_policy)
+        found = metrics.summary(off_policy=self.settings.off_policy and not self.settings.is_stale)
         _refuse_non_finite_metrics(found, step)
         row = self._step_optimizer(step)
         seconds = {"perf/seconds/train": time.perf_counter() - started - self.scoring_seconds}
@@ -230,9 +233,7 @@ class Updater:
         advantage_B = _take(self._known_advantages(experience).masked_fill(self._is_masked(experience), 0.0), batch.rows).to(logp_N.device)
         logp_B = sum_by_row(logp_N, batch.row_N, len(batch.rows))
         sampler_B = _take(experience.sampler_logp_PG, batch.rows).to(logp_B)
-        weight_B = importance_weights(
-            logp_B, sampler_B, self.algorithm.importance_sampling_correction, self.algorithm.importance_sampling_cap
-        )
+        weight_B = importance_weights(logp_B, sampler_B, self._correction(), self.algorithm.importance_sampling_cap)
         loss = self._loss(logp_B, advantage_B, weight_B, n, experience, batch, metrics)
         if not torch.isfinite(loss):
             raise self._loss_error(loss, advantage_B * logp_B, batch, experience, step)
@@ -241,6 +242,10 @@ class Updater:
         if first_use:
             metrics.add_sampler_gap(logp_N, _sampled_logprobs(experience, batch), logp_B, sampler_B)
         return experience
+
+    def _correction(self) -> Literal["none", "truncate", "mask"]:
+        asked = self.algorithm.importance_sampling_correction
+        return "truncate" if self.settings.is_stale and asked == "none" else asked
 
     def _loss(
         self,
@@ -252,7 +257,7 @@ class Updater:
         batch: ScoringBatch,
         metrics: PassMetrics,
     ) -> torch.Tensor:
-        if not self.settings.off_policy:
+        if self.settings.is_stale or not self.settings.off_policy:
             return reinforce_loss(logp_B, advantage_B, n, weight_B)
         low = self.algorithm.epsilon
         high = low if self.algorithm.epsilon_high is None else self.algorithm.epsilon_high

@@ -43,6 +43,14 @@ class FakeEngine:
         pass
 
 
+class FakeMaker:
+    def __init__(self, engine):
+        self.engine = engine
+
+    def make(self, model):
+        return self.engine
+
+
 class FakeRewards:
     """One reward, `even`: the share of even token ids."""
 

@@ -51,7 +51,18 @@ def drifted(model, scale=0.05, seed=3):
 
 
 def make_updater(
-    model, reference=None, *, layout="packed", max_tokens=10**6, max_rows=None, slices=1, iterations=1, dropout=False, chunk=None, **fields
+    model,
+    reference=None,
+    *,
+    layout="packed",
+    max_tokens=10**6,
+    max_rows=None,
+    slices=1,
+    iterations=1,
+    dropout=False,
+    chunk=None,
+    stale=False,
+    **fields,
 ):
     """An updater whose optimizer is SGD with learning rate 1: the weights' change is the gradient."""
     accelerator = Accelerator(cpu=True)
@@ -66,6 +77,7 @@ def make_updater(
         max_rows=max_rows,
         max_grad_norm=0.0,
         active_dropout=dropout,
+        is_stale=stale,
     )
     frozen = None
     if reference is not None:

@@ -75,11 +75,11 @@ def test_evaluation_in_parts_gives_each_row_its_own_stream_and_pass_at_k(monkeyp
     from rloo_cli.training import evaluation
 
     recipe = eval_recipe(num_generations_eval=3, eval_temperature=1.0)
-    collector = Collector(fakes.FakeEngine(), fakes.FakeRewards(), fakes.ByteTexts(), max_steps=1, check_stop=lambda: None)
+    collector = Collector(fakes.FakeEngine(), fakes.FakeRewards(), fakes.ByteTexts(), max_steps=1)
     prompts = fakes.make_prompts(7)
-    whole_experience, whole = evaluate(collector, prompts, recipe, ("even",), step=4)
+    whole_experience, whole = evaluate(collector, prompts, recipe, ("even",), step=4, check_stop=lambda: None)
     monkeypatch.setattr(evaluation, "ROWS_AT_ONCE", 6)
-    parts_experience, parts = evaluate(collector, prompts, recipe, ("even",), step=4)
+    parts_experience, parts = evaluate(collector, prompts, recipe, ("even",), step=4, check_stop=lambda: None)
     assert parts == whole
     assert parts_experience.groups == whole_experience.groups
     assert whole["eval/prompts"] == 7

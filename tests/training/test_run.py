@@ -1,6 +1,8 @@
 """Whole runs over a fake engine: what is written, when, and that a stopped run goes on to the same bits."""
 
 import json
+import threading
+import time
 
 import fakes
 import pytest
@@ -8,7 +10,7 @@ import tiny
 import torch
 from rich.console import Console
 
-from rloo_cli.errors import StoppedError
+from rloo_cli.errors import EngineError, StoppedError, StorageError
 from rloo_cli.recipe.batch import plan_batches
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.checkpoint import find_checkpoint, list_steps
@@ -18,6 +20,7 @@ from rloo_cli.run.progress import Progress
 from rloo_cli.run.signals import StopSignal
 from rloo_cli.training import train as train_module
 from rloo_cli.training.inputs import TrainingInputs
+from rloo_cli.training.update import Updater
 
 STEPS = 6
 
@@ -39,13 +42,13 @@ def make_recipe(**changes):
     return Recipe.model_validate(document)
 
 
-def start(path, monkeypatch, *, stop_at=None, resume=None, model=tiny.qwen2, **changes):
+def start(path, monkeypatch, *, stop_at=None, resume=None, model=tiny.qwen2, on_generate=lambda step: None, **changes):
     """Run to the end, or until a stop asked for as soon as step `stop_at` is recorded (0: while the first batch is generated)."""
     recipe, folder, signal = make_recipe(**changes), RunFolder(path), StopSignal()
     folder.prepare()
-    engine = fakes.FakeEngine(on_generate=lambda step: signal.request("SIGTERM") if stop_at == 0 else None)
+    engine = fakes.FakeEngine(on_generate=lambda step: signal.request("SIGTERM") if stop_at == 0 else on_generate(step))
     monkeypatch.setattr(train_module, "load_model", lambda *a, **k: model())
-    monkeypatch.setattr(train_module, "_engine", lambda *a, **k: engine)
+    monkeypatch.setattr(train_module, "prepare_engine", lambda *a: fakes.FakeMaker(engine))
     console = Console(quiet=True)
     with Progress(STEPS, console=console) as progress:
         monkeypatch.setattr(progress, "step", lambda row: signal.request("SIGTERM") if row["step"] == stop_at else None)
@@ -239,3 +242,79 @@ def test_rewards_that_never_differ_are_warned_of_once(tmp_path, monkeypatch, cap
 def test_a_split_alone_asks_for_no_evaluation(tmp_path, monkeypatch):
     rows = read_metrics(start(tmp_path / "run", monkeypatch, evaluation__eval_on_start=True).metrics)
     assert [row["step"] for row in rows if any(key.startswith("eval/") for key in row)] == [0]
+
+
+@pytest.mark.parametrize("uses", [1, 2])
+def test_with_overlap_each_batch_but_the_first_is_sampled_a_step_before_while_the_policy_is_updated(uses, tmp_path, monkeypatch):
+    calls, updating = [], threading.Event()
+    update = Updater.update
+
+    def updated(*arguments):
+        updating.set()
+        return update(*arguments)
+
+    def generate(step):
+        is_ahead = threading.current_thread() is not threading.main_thread()
+        calls.append((step, is_ahead))
+        if is_ahead:
+            assert updating.wait(20), "nothing is updated while the batch is sampled"
+        updating.clear()
+
+    monkeypatch.setattr(Updater, "update", updated)
+    options = {"training__async_steps": 1, "algorithm__num_iterations": uses}
+    rows = read_metrics(start(tmp_path / "run", monkeypatch, on_generate=generate, **options).metrics)
+    assert calls == [(step, step > 1) for step in range(1, STEPS + 1, uses)]
+    firsts = [row for row in rows if "reward" in row]
+    assert [row["sampling/staleness"] for row in firsts] == [0, *[1] * (len(firsts) - 1)]
+    assert all(row["clip_ratio/region_mean"] == 0 for row in rows)
+    prompts = read_metrics(start(tmp_path / "plain", monkeypatch, algorithm__num_iterations=uses).metrics)
+    assert [row["epoch"] for row in rows] == [row["epoch"] for row in prompts]
+    assert [row.get("reward") for row in rows] == [row.get("reward") for row in prompts]  # the fake samples whatever the weights
+
+
+def test_with_overlap_a_stopped_run_goes_on_with_the_prompts_that_are_next(tmp_path, monkeypatch):
+    overlap = {"training__async_steps": 1}
+    whole = read_metrics(start(tmp_path / "whole", monkeypatch, **overlap).metrics)
+    with pytest.raises(StoppedError, match="SIGTERM: step 3 is saved"):
+        start(tmp_path / "run", monkeypatch, stop_at=3, **overlap)
+    start(tmp_path / "run", monkeypatch, resume=find_checkpoint(tmp_path / "run" / "checkpoints"), **overlap)
+    rows = read_metrics(RunFolder(tmp_path / "run").metrics)
+    assert [(row["step"], row["reward"], row["epoch"]) for row in rows] == [(row["step"], row["reward"], row["epoch"]) for row in whole]
+
+
+def test_with_overlap_a_failure_of_the_engine_ahead_ends_the_run(tmp_path, monkeypatch):
+    def fail(step):
+        if step == 3:
+            raise EngineError("gone")
+
+    with pytest.raises(EngineError, match="gone"):
+        start(tmp_path / "run", monkeypatch, on_generate=fail, training__async_steps=1)
+    assert [row["step"] for row in read_metrics(tmp_path / "run" / "metrics.jsonl")] == [1, 2]
+    assert all(not thread.name.startswith("generate-ahead") for thread in threading.enumerate())
+
+
+def test_with_overlap_a_failure_of_the_update_ends_what_is_sampled_ahead(tmp_path, monkeypatch):
+    started = threading.Event()
+
+    def slow(step):
+        if step == 3:
+            started.set()
+            for _ in range(2000):  # as an engine does between tokens
+                time.sleep(0.01)
+                checks[-1]()
+
+    def update(self, experience, use, step):
+        if step == 2:
+            assert started.wait(20)
+            raise StorageError("gone")
+        return real(self, experience, use, step)
+
+    checks, real = [], Updater.update
+    generate = fakes.FakeEngine.generate
+    monkeypatch.setattr(
+        fakes.FakeEngine, "generate", lambda self, *a, check_stop=None, **k: (checks.append(check_stop), generate(self, *a, **k))[1]
+    )
+    monkeypatch.setattr(Updater, "update", update)
+    with pytest.raises(StorageError):
+        start(tmp_path / "run", monkeypatch, on_generate=slow, training__async_steps=1)
+    assert all(not thread.name.startswith("generate-ahead") for thread in threading.enumerate())

@@ -173,8 +173,18 @@ def test_on_policy_and_first_use_of_a_reused_batch_agree():
     assert rig.relative(first, once) < 1e-12
 
 
-@pytest.mark.parametrize("mode", ["truncate", "mask"])
-def test_importance_correction_weights_each_row_by_its_capped_ratio(mode):
+@pytest.mark.parametrize(
+    ("mode", "options"),
+    [
+        ("truncate", {"importance_sampling_correction": "truncate"}),
+        ("mask", {"importance_sampling_correction": "mask"}),
+        # Samples of older weights: truncated unless asked otherwise, and never clipped, however often a batch is used.
+        ("truncate", {"stale": True}),
+        ("truncate", {"stale": True, "iterations": 2, "epsilon": 0.0}),
+        ("mask", {"stale": True, "importance_sampling_correction": "mask"}),
+    ],
+)
+def test_importance_correction_weights_each_row_by_its_capped_ratio(mode, options):
     model, experience = double_model(), rig.make_experience(seed=10)
     with torch.no_grad():
         trainer = torch.stack([rig.row_logprobs(copy.deepcopy(model), group) for group in experience.groups])
@@ -192,8 +202,9 @@ def test_importance_correction_weights_each_row_by_its_capped_ratio(mode):
             total = total - weight * advantage * logp[i] / 16
     total.backward()
     expected = torch.cat([p.grad.flatten() for p in twin.parameters()])
-    gradient, _, _ = rig.gradient_of_update(rig.make_updater(model, importance_sampling_correction=mode), experience)
+    gradient, _, metrics = rig.gradient_of_update(rig.make_updater(model, **options), experience)
     assert rig.relative(gradient, expected) < 1e-9
+    assert metrics["clip_ratio/region_mean"] == 0
 
 
 def poison(model, name, value):

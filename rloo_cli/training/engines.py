@@ -1,0 +1,138 @@
+"""The engine that a recipe asks for, and nothing about how it works."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
+
+from rloo_cli.recipe.schema import ModelSection
+from rloo_cli.rollout.engine import Engine
+from rloo_cli.training.inputs import TrainingInputs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineMaker:
+    """Makes the engine once the trainer's model is there; what can fail without it has been tried before."""
+
+    inputs: TrainingInputs
+    low_precision: torch.dtype | None
+    """The dtype of sampling where it is not that of the weights: bfloat16, or None."""
+    server: Engine | None
+    """Connected, where the engine is a server."""
+
+    def make(self, model: PreTrainedModel) -> Engine:
+        """The engine, under whatever weights it began with: `load_weights` gives it the trainer's.
+
+        Raises:
+            RecipeError, EngineError: vLLM does not take the model, or what the recipe asks of it.
+        """
+        if self.server is not None:
+            return self.server
+        if self.inputs.recipe.generation.use_vllm:
+            return _colocate(self.inputs, model, self.low_precision or model.dtype)
+        return _transformers(self.inputs, model, self.low_precision)
+
+
+def prepare_engine(inputs: TrainingInputs, low_precision: torch.dtype | None, device: torch.device) -> EngineMaker:
+    """The maker of the recipe's engine. A server is connected to here, before any model is loaded.
+
+    Raises:
+        EngineError, RefusedError: the server is away, another's, or has another model.
+    """
+    generation = inputs.recipe.generation
+    server = _server(inputs, low_precision, device) if generation.use_vllm and generation.vllm_mode == "server" else None
+    return EngineMaker(inputs=inputs, low_precision=low_precision, server=server)
+
+
+def longest_sequence(inputs: TrainingInputs) -> int | None:
+    """Tokens of the longest prompt of the data with the longest completion; None where only the model's context bounds it."""
+    completion = inputs.recipe.generation.max_completion_length
+    if completion is None:
+        return None
+    sets = [inputs.prompts] if inputs.eval_prompts is None else [inputs.prompts, inputs.eval_prompts]
+    return max(int(prompts.lengths.max()) for prompts in sets) + completion
+
+
+def _transformers(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype | None) -> Engine:
+    from rloo_cli.rollout.transformers_engine import TransformersEngine
+
+    layout = inputs.recipe.training.layout
+    # Weights held in bf16 decode as they are; a copy would be the same.
+    copy_dtype = None if model.dtype == low else low
+    return TransformersEngine(model, tokenizer=inputs.tokenizer, copy_dtype=copy_dtype, layout="plain" if layout == "plain" else "auto")
+
+
+def _colocate(inputs: TrainingInputs, model: PreTrainedModel, dtype: torch.dtype) -> Engine:
+    from rloo_cli.rollout.transformers_engine import eos_ids
+    from rloo_cli.rollout.vllm_colocate import VllmColocateEngine
+
+    recipe = inputs.recipe
+    generation = recipe.generation
+    return VllmColocateEngine(
+        model_path=recipe.model.model_name_or_path,
+        revision=recipe.model.model_revision,
+        tokenizer=inputs.tokenizer,
+        eos_ids=eos_ids(model.generation_config, inputs.tokenizer),
+        dtype=str(dtype).removeprefix("torch."),
+        max_model_length=generation.vllm_max_model_length or longest_sequence(inputs),
+        gpu_memory_utilization=generation.vllm_gpu_memory_utilization,
+        enable_sleep_mode=generation.vllm_enable_sleep_mode,
+        model_impl=generation.vllm_model_impl,
+        trust_remote_code=inputs.trust_remote_code,
+        seed=recipe.training.seed,
+    )
+
+
+def _server(inputs: TrainingInputs, low: torch.dtype | None, device: torch.device) -> Engine:
+    from rloo_cli.rollout.transformers_engine import eos_ids
+    from rloo_cli.rollout.vllm_server import ModelIdentity, VllmServerEngine
+    from rloo_cli.serving.identity import config_hash
+
+    recipe, model = inputs.recipe, inputs.recipe.model
+    generation = recipe.generation
+    where = {"revision": model.model_revision, "trust_remote_code": inputs.trust_remote_code}
+    config = AutoConfig.from_pretrained(model.model_name_or_path, **where)
+    engine = VllmServerEngine(
+        base_url=generation.vllm_server_base_url or f"http://{generation.vllm_server_host}:{generation.vllm_server_port}",
+        key=_key(generation.vllm_server_key_file),
+        tokenizer=inputs.tokenizer,
+        eos_ids=eos_ids(_generation_config(model, config), inputs.tokenizer),
+        model_identity=ModelIdentity(
+            config_hash=config_hash(config.to_dict()),
+            vocab_size=config.get_text_config().vocab_size,
+            dtype=str(low or getattr(torch, model.dtype)).removeprefix("torch."),
+        ),
+        max_model_length=longest_sequence(inputs),
+        owner=f"{socket.gethostname()}:{os.getpid()}:{inputs.folder.path}",
+        transfer=generation.vllm_weight_transfer,
+        transfer_dir=Path(generation.vllm_weight_transfer_dir or inputs.folder.path / "weights").absolute(),
+        group_port=generation.vllm_group_port,
+        start_timeout=generation.vllm_server_timeout,
+        retry_seconds=generation.vllm_server_retry_seconds,
+        say=inputs.progress.note,
+        device=device,
+        check_stop=inputs.stop.check,
+        keep_weights=recipe.training.async_steps > 0,
+    )
+    engine.connect()
+    return engine
+
+
+def _key(key_file: str | None) -> str | None:
+    from rloo_cli.serving.command import KEY_VARIABLE
+    from rloo_cli.serving.key import read_key
+
+    return read_key(Path(key_file).expanduser()) if key_file is not None else os.environ.get(KEY_VARIABLE) or None
+
+
+def _generation_config(model: ModelSection, config: PreTrainedConfig) -> GenerationConfig:
+    """What the model will have as its own once it is loaded."""
+    try:
+        return GenerationConfig.from_pretrained(model.model_name_or_path, revision=model.model_revision)
+    except OSError:  # it has none, as old folders do
+        return GenerationConfig.from_model_config(config)
