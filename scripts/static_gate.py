@@ -21,6 +21,7 @@ PACKAGE = ROOT / "rloo_cli"
 ALLOWED: dict[tuple[str, str], str] = {
     ("rloo_cli/run/atomic.py", "write"): "the one place that writes durably",
     ("rloo_cli/data/chat.py", "except"): "tokenizers raises plain Exception for a damaged tokenizer.json",
+    ("rloo_cli/inspect/token_text.py", "except"): "tokenizers raises plain Exception for a damaged tokenizer.json",
     ("rloo_cli/rewards/calls.py", "except"): "around user code: whatever a reward function does becomes a result",
     ("rloo_cli/rewards/worker.py", "except"): "the worker's edge",
     ("rloo_cli/rollout/weight_transfer.py", "write"): "weights for the server to read at once; whole or absent, and gone with the run",

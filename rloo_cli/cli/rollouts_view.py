@@ -1,0 +1,325 @@
+"""Rollouts as tables and text for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rloo_cli.cli.page import ABSENT, columns, duration, fitting_tables, number, share, sign_style, signed, text_block
+from rloo_cli.inspect.comparing import GroupPair, best_completion, mean_length
+from rloo_cli.inspect.rescoring import Agreement, Example
+from rloo_cli.inspect.rollout_files import RolloutFile
+from rloo_cli.inspect.step_summary import StepSummary
+from rloo_cli.inspect.stored import StoredCompletion, StoredGroup
+from rloo_cli.inspect.token_text import TokenText
+from rloo_cli.inspect.visible import on_one_line, visible
+
+if TYPE_CHECKING:
+    from rich.console import Console, RenderableType
+    from rich.text import Text
+
+SIDE_BY_SIDE = 110
+"""Columns from which two texts stand beside each other."""
+SPARKS = "▁▂▃▄▅▆▇█"
+LEAST_SPARKS = 3
+MOST_STEPS = 16
+"""Lines of the table of steps after rescoring."""
+
+
+# --- ls and stats ----------------------------------------------------------------------------------------------------------------
+
+
+def list_rows(summaries: Sequence[StepSummary]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of `rollouts ls`."""
+    header = ["step", "prompts", "completions", "reward", "tokens", "ended"]
+    rows = [
+        [s.label, str(s.groups), str(s.completions), number(s.reward.mean), number(s.lengths.mean, ".1f"), _ended(s)] for s in summaries
+    ]
+    return header, rows
+
+
+STATS_HEADER = ("step", "reward", "std", "in group", "tokens", "min", "max", "cut off", "no signal")
+
+
+def stats_rows(summaries: Sequence[StepSummary]) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of `rollouts stats`; a column a reward function at the end."""
+    functions = list(dict.fromkeys(name for summary in summaries for name in summary.rewards))
+    header = [*STATS_HEADER, *map(visible, functions)]
+    rows = []
+    for s in summaries:
+        lengths = [number(s.lengths.mean, ".1f"), number(s.lengths.least, ".0f"), number(s.lengths.most, ".0f")]
+        by_function = [number(s.rewards[name].mean) if name in s.rewards else ABSENT for name in functions]
+        rows.append(
+            [
+                s.label,
+                number(s.reward.mean),
+                number(s.reward.std),
+                number(s.reward_std),
+                *lengths,
+                share(_share_of(s, "truncated")),
+                share(s.no_signal),
+                *by_function,
+            ]
+        )
+    return header, rows
+
+
+def row_styles(summaries: Sequence[StepSummary]) -> list[str]:
+    """What tells evaluations and failed batches from training steps."""
+    return [{"eval": "cyan", "failed": "red"}.get(summary.kind, "") for summary in summaries]
+
+
+def course(summaries: Sequence[StepSummary]) -> str | None:
+    """The way of the training reward as one line; None for a few steps."""
+    rewards = [s.reward.mean for s in summaries if s.kind == "train" and s.reward.mean is not None]
+    if len(rewards) < LEAST_SPARKS:
+        return None
+    return f"reward  {number(rewards[0])} {sparkline(rewards)} {number(rewards[-1])}"
+
+
+def sparkline(values: Sequence[float], width: int = 40) -> str:
+    """The values as bars, neighbours averaged where there are more than `width`.
+
+    >>> sparkline([0, 1, 2, 3])
+    '▁▃▆█'
+    """
+    cells = min(width, len(values))
+    parts = [values[i * len(values) // cells : (i + 1) * len(values) // cells] for i in range(cells)]
+    means = [sum(part) / len(part) for part in parts]
+    low, span = min(means), max(means) - min(means)
+    return "".join(SPARKS[round((mean - low) / span * (len(SPARKS) - 1)) if span else 0] for mean in means)
+
+
+def _share_of(summary: StepSummary, reason: str) -> float | None:
+    known = sum(summary.finish_reasons.values())
+    return summary.finish_reasons.get(reason, 0) / known if known else None
+
+
+def _ended(summary: StepSummary) -> str:
+    ranked = sorted(summary.finish_reasons.items(), key=lambda item: -item[1])
+    parts = [f"{count / summary.completions:.0%} {visible(reason)}" for reason, count in ranked]
+    unknown = summary.completions - sum(summary.finish_reasons.values())
+    return ", ".join([*parts, *([f"{unknown} unknown"] if unknown else [])]) or ABSENT
+
+
+# --- show ------------------------------------------------------------------------------------------------------------------------
+
+
+def group_parts(
+    console: Console, group: StoredGroup, file: RolloutFile, total: int, *, tokens: TokenText | None, full: bool, fault: int | None = None
+) -> Iterator[RenderableType]:
+    """A group: its prompt, a table of its completions, and their texts. `fault`: the row of the file at which the run stopped."""
+    from rich.rule import Rule
+    from rich.text import Text
+
+    title = f"step {file.label} · prompt row {_known(group.prompt_row)} · group {group.index + 1} of {total}"
+    yield Rule(Text(title, style="bold"), align="left", style="dim")
+    yield from _prompt_parts(console, group, with_special=tokens is not None, full=full)
+    yield Text()
+    yield from _completion_tables(console, group)
+    for position, completion in enumerate(group.completions):
+        yield Text()
+        yield _completion_head(position, completion, is_fault=fault == group.first_row + position)
+        text = tokens.decode(completion.token_ids) if tokens is not None and completion.token_ids is not None else completion.text
+        yield text_block(console, text, style=sign_style(completion.advantage), full=full, special=tokens is not None)
+        if completion.extras:
+            yield _extras(completion.extras)
+    yield Text()
+
+
+def _prompt_parts(console: Console, group: StoredGroup, *, with_special: bool, full: bool) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    if with_special or group.prompt is None or isinstance(group.prompt, str):
+        text = group.prompt if isinstance(group.prompt, str) and not with_special else group.prompt_text
+        yield Text("prompt", style="bold")
+        yield text_block(console, text, full=full, special=with_special)
+        return
+    for message in group.prompt:
+        yield Text(visible(str(message.get("role", "?"))), style="bold")
+        content = message.get("content")
+        yield text_block(console, content if isinstance(content, str | None) else str(content), full=full)
+
+
+def _completion_tables(console: Console, group: StoredGroup) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    functions = list(dict.fromkeys(name for completion in group.completions for name in completion.rewards))
+    with_kl = any(completion.kl is not None for completion in group.completions)
+    header = ["#", "reward", "advantage", *(["KL"] if with_kl else []), "tokens", "ended"]
+    rows: list[list[str | Text]] = []
+    for position, completion in enumerate(group.completions):
+        cells: list[str | Text] = [str(position + 1), number(completion.reward)]
+        cells += [Text(signed(completion.advantage), style=sign_style(completion.advantage))]
+        cells += [number(completion.kl)] if with_kl else []
+        cells += [number(completion.tokens, "d"), visible(completion.finish_reason or ABSENT)]
+        rows.append([*cells, *(number(completion.rewards.get(name)) for name in functions)])
+    yield from fitting_tables(console, [*header, *map(visible, functions)], rows, left=["ended"], own=len(header))
+
+
+def _completion_head(position: int, completion: StoredCompletion, *, is_fault: bool) -> Text:
+    from rich.text import Text
+
+    head = Text(f"#{position + 1}", style="bold").append(f"  reward {number(completion.reward)}", style="not bold")
+    if completion.advantage is not None:
+        head.append(f"  advantage {signed(completion.advantage)}", style=f"not bold {sign_style(completion.advantage)}")
+    if completion.finish_reason not in (None, "stopped"):
+        head.append(f"  {visible(completion.finish_reason or '')}", style="not bold yellow")
+    if is_fault:
+        head.append("  the run stopped at this one", style="not bold red")
+    return head
+
+
+def _extras(extras: Mapping[str, Any]) -> Text:
+    from rich.text import Text
+
+    words = [f"{visible(name)}: {on_one_line(str(value), 100)}" for name, value in extras.items() if value is not None]
+    return Text("    " + "   ".join(words), style="dim")
+
+
+def _known(value: int | None) -> str:
+    return ABSENT if value is None else str(value)
+
+
+# --- diff ------------------------------------------------------------------------------------------------------------------------
+
+
+def diff_parts(
+    console: Console, pairs: Sequence[GroupPair], shown: Sequence[GroupPair], names: tuple[str, str], *, full: bool
+) -> Iterator[Any]:
+    """Two steps: what changed over all, a table of the prompts shown, their texts."""
+    from rich.text import Text
+
+    yield Text(f"{names[0]} → {names[1]}: {_plural(len(pairs), 'prompt')} in common", style="bold")
+    yield Text(f"  reward {_means(pairs)}   {_directions(pairs)}")
+    yield Text()
+    table = columns(["prompt row", "", "reward", "change", "tokens"], left=[""])
+    for pair in shown:
+        lengths = f"{number(mean_length(pair.before), '.0f')} → {number(mean_length(pair.after), '.0f')}"
+        rewards = f"{number(pair.before.mean_reward)} → {number(pair.after.mean_reward)}"
+        words = on_one_line(_prompt_words(pair.before), max(12, console.width - 52))
+        table.add_row(_known(pair.before.prompt_row), words, rewards, Text(signed(pair.change), style=sign_style(pair.change)), lengths)
+    yield table
+    for pair in shown:
+        yield from _pair_parts(console, pair, names, full=full)
+
+
+def _pair_parts(console: Console, pair: GroupPair, names: tuple[str, str], *, full: bool) -> Iterator[Any]:
+    from rich.rule import Rule
+    from rich.table import Table
+    from rich.text import Text
+
+    yield Text()
+    yield Rule(Text(f"prompt row {_known(pair.before.prompt_row)}", style="bold"), align="left", style="dim")
+    yield text_block(console, _prompt_words(pair.before), indent=0, full=full)
+    sides = [(name, best_completion(group), len(group.completions)) for name, group in zip(names, (pair.before, pair.after), strict=True)]
+    if console.width < SIDE_BY_SIDE:
+        for name, completion, count in sides:
+            yield _side_head(name, completion, count)
+            yield text_block(console, completion.text, style=sign_style(completion.reward), full=full)
+        return
+    half = new_width(console, (console.width - 2) // 2)
+    grid = Table.grid(expand=True, padding=(0, 2, 0, 0))
+    grid.add_column(ratio=1)
+    grid.add_column(ratio=1)
+    grid.add_row(*(_side_head(*side) for side in sides))
+    grid.add_row(*(text_block(half, completion.text, style=sign_style(completion.reward), full=full) for _, completion, _ in sides))
+    yield grid
+
+
+def new_width(console: Console, width: int) -> Console:
+    """A console like this one, of another width, to break text for."""
+    from rich.console import Console
+
+    return Console(width=width, file=console.file, highlight=False)
+
+
+def _side_head(name: str, completion: StoredCompletion, count: int) -> Text:
+    from rich.text import Text
+
+    which = f", best of {count}" if count > 1 else ""
+    ended = visible(completion.finish_reason or ABSENT)
+    return Text(f"{name}{which}", style="bold").append(
+        f"  reward {number(completion.reward)}  {number(completion.tokens, 'd')} tokens  {ended}", style="not bold"
+    )
+
+
+def _prompt_words(group: StoredGroup) -> str:
+    """The last message of the prompt, or the prompt itself."""
+    if isinstance(group.prompt, str) or group.prompt is None:
+        return group.prompt or group.prompt_text or ABSENT
+    return str(group.prompt[-1].get("content")) if group.prompt else ABSENT
+
+
+def _means(pairs: Sequence[GroupPair]) -> str:
+    known = [(pair.before.mean_reward, pair.after.mean_reward) for pair in pairs if pair.change is not None]
+    if not known:
+        return ABSENT
+    before, after = (sum(value or 0.0 for value in side) / len(known) for side in zip(*known, strict=True))
+    return f"{number(before)} → {number(after)}"
+
+
+def _directions(pairs: Sequence[GroupPair]) -> str:
+    changes = [pair.change for pair in pairs if pair.change is not None]
+    better, worse = sum(change > 0 for change in changes), sum(change < 0 for change in changes)
+    return f"better {better:,} · same {len(changes) - better - worse:,} · worse {worse:,}"
+
+
+# --- rescore ---------------------------------------------------------------------------------------------------------------------
+
+
+def rescore_parts(
+    console: Console, total: Agreement, steps: Mapping[str, Agreement], found: Sequence[Example], *, new: str, old: str, full: bool
+) -> Iterator[Any]:
+    """Old rewards against new ones: in sum, by step, in examples."""
+    from rich.text import Text
+
+    yield Text(f"{new} over {_plural(total.groups, 'group')}, {_plural(total.completions, 'completion')}", style="bold").append(
+        f"   {duration(total.seconds_an_item)} a completion", style="not bold dim"
+    )
+    yield Text()
+    table = columns(["", f"old: {old}", f"new: {new}"], left=[""])
+    table.add_row("mean reward", number(total.old_mean), number(total.new_mean))
+    table.add_row("groups without signal", str(total.old_no_signal), str(total.new_no_signal))
+    yield table
+    yield Text()
+    yield Text(f"correlation          {number(total.correlation)}" + ("  (one side is constant)" if total.correlation is None else ""))
+    yield Text(f"pairs ordered alike  {share(total.ordered_alike)}  of those in a group with unequal old rewards")
+    yield Text("advantages           " + " · ".join(f"{count:,} {change}" for change, count in total.signs.items()))
+    if total.unscored or total.failed:
+        yield Text(f"without a reward     {total.unscored} do not apply · {total.failed} failed", style="yellow")
+    if len(steps) > 1:
+        yield Text()
+        yield from _rescore_table(steps)
+    for example in found:
+        yield Text()
+        yield _example_head(example)
+        yield text_block(console, example.text, style=sign_style(example.new_advantage), full=full)
+
+
+def _rescore_table(steps: Mapping[str, Agreement]) -> Iterator[RenderableType]:
+    from rich.text import Text
+
+    every = -(-len(steps) // MOST_STEPS)
+    table = columns(["step", "old", "new", "correlation", "ordered alike", "flipped", "lost"], left=["step"])
+    for label, one in list(steps.items())[::every]:
+        signs = (str(one.signs[change]) for change in ("flipped", "lost"))
+        table.add_row(label, number(one.old_mean), number(one.new_mean), number(one.correlation), share(one.ordered_alike), *signs)
+    yield table
+    if every > 1:
+        yield Text(f"one step in {every} is shown (--json has all {len(steps)})", style="dim")
+
+
+def _example_head(example: Example) -> Text:
+    from rich.text import Text
+
+    place = f"step {example.label} · prompt row {_known(example.prompt_row)} · #{example.position + 1}"
+    return (
+        Text(place, style="bold")
+        .append(f"  reward {number(example.old)} → {number(example.new)}  advantage {signed(example.old_advantage)} → ", style="not bold")
+        .append(signed(example.new_advantage), style=f"not bold {sign_style(example.new_advantage)}")
+    )
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
