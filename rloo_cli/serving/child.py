@@ -9,7 +9,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import psutil
@@ -21,6 +21,9 @@ STOP_SECONDS = 15.0
 """How long vLLM may take to leave by itself."""
 KILL_SECONDS = 5.0
 """How long killed processes may take to be gone; one that is not by then sits in the kernel."""
+TIDY_SECONDS = 3.0
+"""How long Python's resource tracker, which leaves by itself after all others, may take to remove their shared memory."""
+TRACKER = "multiprocessing.resource_tracker"
 WORKER_NAMES = "VLLM::"
 """How vLLM names the processes of its engine."""
 
@@ -99,9 +102,14 @@ class ServerProcess:
             self.process.send_signal(signal.SIGTERM)
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(seconds)
-        deadline = time.monotonic() + KILL_SECONDS
-        while (left := self.family()) and time.monotonic() < deadline:
-            for member in left:
+        self._end(lambda member: TRACKER not in _words(member), KILL_SECONDS, at_once=True)
+        return self._end(lambda member: True, TIDY_SECONDS + KILL_SECONDS, at_once=False)
+
+    def _end(self, which: Callable[[psutil.Process], bool], seconds: float, *, at_once: bool) -> list[int]:
+        """Kill these members until none is left or the time is over, at once or after TIDY_SECONDS; the pids that are left."""
+        started = time.monotonic()
+        while (left := [member for member in self.family() if which(member)]) and time.monotonic() < started + seconds:
+            for member in left if at_once or time.monotonic() > started + TIDY_SECONDS else ():
                 with contextlib.suppress(psutil.Error):
                     member.kill()
             self._reap()
@@ -137,6 +145,14 @@ def _is_alive(member: psutil.Process) -> bool:
         return member.is_running() and member.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
         return False
+
+
+def _words(member: psutil.Process) -> str:
+    """Its command line."""
+    try:
+        return " ".join(member.cmdline())
+    except psutil.Error:
+        return ""
 
 
 def _name(member: psutil.Process) -> str:

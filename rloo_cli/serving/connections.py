@@ -27,6 +27,7 @@ def guard_connections(app: Any) -> None:
         descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         most = max(16, min(MOST_CONNECTIONS, descriptors - SPARE_DESCRIPTORS))
         server.config.http_protocol_class = guarded(server.config.http_protocol_class, most=most)
+        server.config.ws_protocol_class = None  # a WebSocket's handshake is a request like any other, and refused as one
 
 
 def guarded(base: Any, *, most: int, head_seconds: float = HEAD_SECONDS, most_headers: int = MOST_HEADERS) -> Any:
