@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from rloo_cli.errors import StoppedError
+from rloo_cli.errors import EngineError, StoppedError
 from rloo_cli.run.signals import StopRequested
 
 
@@ -49,6 +49,7 @@ def run_loop(run: Run) -> None:
 
     Raises:
         StoppedError: a signal came. The step in progress was discarded, the state after the last one is saved.
+        EngineError: engine or server failed; the state after the last step is saved.
     """
     try:
         run.evaluate_if_due()
@@ -63,4 +64,9 @@ def run_loop(run: Run) -> None:
         run.save()
         done = f"step {run.step} is saved" if run.step else "no step was done"
         raise StoppedError(f"stopped by {stop.signal_name}: {done}; --resume goes on from there:") from stop
+    except EngineError as error:  # the trainer's own state is sound: a server that is gone costs no step
+        run.save()
+        if not run.step:
+            raise
+        raise EngineError(f"{error.message.rstrip('.')}. Step {run.step} is saved; --resume goes on from there.") from error
     run.save_final()

@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from rloo_cli.data.order import prompt_row
-from rloo_cli.errors import NonFiniteError, RecipeError
+from rloo_cli.errors import EngineError, NonFiniteError, RecipeError
 from rloo_cli.rollout.engine import Engine, RandomKey, SamplingParams
 from rloo_cli.run.checkpoint import save_checkpoint, step_name
 from rloo_cli.run.randomness import capture_random_state, seed_everything
 from rloo_cli.run.rollouts import RolloutRow
+from rloo_cli.run.signals import StopRequested
 from rloo_cli.training.ahead import BatchOrder, CheckStop, Collected, GenerationAhead
 from rloo_cli.training.best import better_of, choosing_value
 from rloo_cli.training.evaluation import evaluate
@@ -182,6 +183,13 @@ class TrainingRun:
 
     def sync_weights(self) -> None:
         """Hand the new weights to the engine."""
+        try:
+            self._sync_weights()
+        except (EngineError, StopRequested):
+            self.record()  # the optimizer has stepped: what is saved now has to be the state after it
+            raise
+
+    def _sync_weights(self) -> None:
         started = time.perf_counter()
         with self.inputs.progress.phase("sync"):
             if self._ahead is not None:  # one weights version makes the whole batch
@@ -297,8 +305,7 @@ class TrainingRun:
             self.inputs.progress.note(f"best checkpoint: step {best.step}, {best.metric} {best.value:.4g}, in {where} (final/ is the last)")
 
     def close(self) -> None:
-        """Release the engine and the trackers, once nothing is generated any more."""
+        """Release the trackers, once nothing is generated any more; the engine is its maker's."""
         if self._ahead is not None:
             self._ahead.close()
-        self.engine.close()
         self.recorder.trackers.close()
