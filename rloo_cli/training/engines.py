@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,15 +14,19 @@ from rloo_cli.rollout.engine import Engine
 from rloo_cli.training.inputs import TrainingInputs
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
 class EngineMaker:
-    """Makes the engine once the trainer's model is there; what can fail without it has been tried before."""
+    """Makes the engine once the trainer's model is there, and owns it; what can fail without the model has been tried before.
 
-    inputs: TrainingInputs
-    low_precision: torch.dtype | None
-    """The dtype of sampling where it is not that of the weights: bfloat16, or None."""
-    server: Engine | None
-    """Connected, where the engine is a server."""
+    Args:
+        inputs: of the run.
+        low_precision: the dtype of sampling where it is not that of the weights: bfloat16, or None.
+        server: connected, where the engine is a server.
+    """
+
+    def __init__(self, inputs: TrainingInputs, low_precision: torch.dtype | None, server: Engine | None) -> None:
+        self._inputs = inputs
+        self._low_precision = low_precision
+        self._engine = server
 
     def make(self, model: PreTrainedModel) -> Engine:
         """The engine, under whatever weights it began with: `load_weights` gives it the trainer's.
@@ -31,11 +34,15 @@ class EngineMaker:
         Raises:
             RecipeError, EngineError: vLLM does not take the model, or what the recipe asks of it.
         """
-        if self.server is not None:
-            return self.server
-        if self.inputs.recipe.generation.use_vllm:
-            return _colocate(self.inputs, model, self.low_precision or model.dtype)
-        return _transformers(self.inputs, model, self.low_precision)
+        if self._engine is None:
+            is_vllm = self._inputs.recipe.generation.use_vllm
+            self._engine = (_colocate if is_vllm else _transformers)(self._inputs, model, self._low_precision)
+        return self._engine
+
+    def close(self) -> None:
+        """Release the engine."""
+        if self._engine is not None:
+            self._engine.close()
 
 
 def prepare_engine(inputs: TrainingInputs, low_precision: torch.dtype | None, device: torch.device) -> EngineMaker:
@@ -46,7 +53,7 @@ def prepare_engine(inputs: TrainingInputs, low_precision: torch.dtype | None, de
     """
     generation = inputs.recipe.generation
     server = _server(inputs, low_precision, device) if generation.use_vllm and generation.vllm_mode == "server" else None
-    return EngineMaker(inputs=inputs, low_precision=low_precision, server=server)
+    return EngineMaker(inputs, low_precision, server)
 
 
 def longest_sequence(inputs: TrainingInputs) -> int | None:
@@ -67,7 +74,7 @@ def _transformers(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dty
     return TransformersEngine(model, tokenizer=inputs.tokenizer, copy_dtype=copy_dtype, layout="plain" if layout == "plain" else "auto")
 
 
-def _colocate(inputs: TrainingInputs, model: PreTrainedModel, dtype: torch.dtype) -> Engine:
+def _colocate(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype | None) -> Engine:
     from rloo_cli.rollout.transformers_engine import eos_ids
     from rloo_cli.rollout.vllm_colocate import VllmColocateEngine
 
@@ -78,7 +85,7 @@ def _colocate(inputs: TrainingInputs, model: PreTrainedModel, dtype: torch.dtype
         revision=recipe.model.model_revision,
         tokenizer=inputs.tokenizer,
         eos_ids=eos_ids(model.generation_config, inputs.tokenizer),
-        dtype=str(dtype).removeprefix("torch."),
+        dtype=str(low or model.dtype).removeprefix("torch."),
         max_model_length=generation.vllm_max_model_length or longest_sequence(inputs),
         gpu_memory_utilization=generation.vllm_gpu_memory_utilization,
         enable_sleep_mode=generation.vllm_enable_sleep_mode,

@@ -50,6 +50,9 @@ class FakeMaker:
     def make(self, model):
         return self.engine
 
+    def close(self):
+        self.engine.close()
+
 
 class FakeRewards:
     """One reward, `even`: the share of even token ids."""

@@ -18,8 +18,9 @@ from rloo_cli.run.folder import RunFolder
 from rloo_cli.run.metrics import read_metrics
 from rloo_cli.run.progress import Progress
 from rloo_cli.run.signals import StopSignal
-from rloo_cli.training import train as train_module
+from rloo_cli.training import auto, setup
 from rloo_cli.training.inputs import TrainingInputs
+from rloo_cli.training.train import train
 from rloo_cli.training.update import Updater
 
 STEPS = 6
@@ -47,12 +48,12 @@ def start(path, monkeypatch, *, stop_at=None, resume=None, model=tiny.qwen2, on_
     recipe, folder, signal = make_recipe(**changes), RunFolder(path), StopSignal()
     folder.prepare()
     engine = fakes.FakeEngine(on_generate=lambda step: signal.request("SIGTERM") if stop_at == 0 else on_generate(step))
-    monkeypatch.setattr(train_module, "load_model", lambda *a, **k: model())
-    monkeypatch.setattr(train_module, "prepare_engine", lambda *a: fakes.FakeMaker(engine))
+    monkeypatch.setattr(setup, "load_model", lambda *a, **k: model())
+    monkeypatch.setattr(setup, "prepare_engine", lambda *a: fakes.FakeMaker(engine))
     console = Console(quiet=True)
     with Progress(STEPS, console=console) as progress:
         monkeypatch.setattr(progress, "step", lambda row: signal.request("SIGTERM") if row["step"] == stop_at else None)
-        train_module.train(
+        train(
             TrainingInputs(
                 recipe=recipe,
                 batch=plan_batches(recipe, 1),
@@ -198,11 +199,11 @@ def test_loading_weights_back_gives_the_same_bits(tmp_path, monkeypatch):
 
 def test_weights_held_in_bfloat16_train_and_resume(tmp_path, monkeypatch):
     options = {"model": lambda: tiny.qwen2(dtype=torch.bfloat16), "training__bf16": True, "run__save_steps": 3}
-    monkeypatch.setattr(train_module.auto, "decide_bf16", lambda training, device: True)
+    monkeypatch.setattr(auto, "decide_bf16", lambda training, device: True)
     expected = gold(start(tmp_path / "whole", monkeypatch, **options))
     with pytest.raises(StoppedError):
         start(tmp_path / "stopped", monkeypatch, stop_at=4, **options)
-    monkeypatch.setattr(train_module.auto, "decide_bf16", lambda training, device: False)  # decided once, not again on resume
+    monkeypatch.setattr(auto, "decide_bf16", lambda training, device: False)  # decided once, not again on resume
     start(tmp_path / "stopped", monkeypatch, resume=find_checkpoint(tmp_path / "stopped" / "checkpoints"), **options)
     assert gold(RunFolder(tmp_path / "stopped")) == expected
 
@@ -214,7 +215,7 @@ def test_kl_is_zero_at_the_first_step_in_bf16_over_float32_masters(tmp_path, mon
             parameter.data = parameter.data.bfloat16().float()
         return model
 
-    monkeypatch.setattr(train_module.auto, "decide_bf16", lambda training, device: True)
+    monkeypatch.setattr(auto, "decide_bf16", lambda training, device: True)
     rows = read_metrics(start(tmp_path / "run", monkeypatch, model=bf16_checkpoint, training__bf16=True).metrics)
     assert rows[0]["kl"] == 0
     assert rows[1]["kl"] != 0

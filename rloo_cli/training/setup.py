@@ -1,0 +1,72 @@
+"""What training and every look at it begin with: device, precision, the engine's first half, model and policy."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, closing
+from dataclasses import dataclass
+
+import torch
+from accelerate import Accelerator
+from transformers import PreTrainedModel
+
+from rloo_cli.recipe.schema import Recipe
+from rloo_cli.training import auto
+from rloo_cli.training.engines import EngineMaker, prepare_engine
+from rloo_cli.training.inputs import TrainingInputs
+from rloo_cli.training.policy import Policy, disable_dropout, load_model
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Device:
+    """Where and how numbers are computed, before any model is there."""
+
+    accelerator: Accelerator
+    low_precision: torch.dtype | None
+    """bfloat16 where training autocasts and samples in it, or None."""
+    maker: EngineMaker
+
+
+def prepare_device(inputs: TrainingInputs, stack: ExitStack) -> Device:
+    """The device, with the recipe's server connected to; whatever engine is made goes with the stack.
+
+    Raises:
+        EngineError, RefusedError: the server is away, another's, or has another model.
+    """
+    asked, device = inputs.recipe.training, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    # A resumed run's recipe holds what was decided; measuring again on a busy machine could decide otherwise.
+    is_low = asked.bf16 if inputs.resume_from is not None else auto.decide_bf16(asked, device)
+    if asked.bf16 and not is_low:
+        inputs.progress.note("bf16: off, this device is not faster at it; float32 throughout.")
+    accelerator = Accelerator(mixed_precision="bf16" if is_low else "no", cpu=device.type == "cpu")
+    low = torch.bfloat16 if is_low else None
+    return Device(accelerator=accelerator, low_precision=low, maker=stack.enter_context(closing(prepare_engine(inputs, low, device))))
+
+
+def load(inputs: TrainingInputs) -> PreTrainedModel:
+    """The recipe's model on the CPU, its dropout off where the recipe says so."""
+    model = load_model(inputs.recipe.model, seed=inputs.recipe.training.seed, trust_remote_code=inputs.trust_remote_code)
+    if inputs.recipe.training.disable_dropout:
+        disable_dropout(model)
+    return model
+
+
+def make_policy(inputs: TrainingInputs, model: PreTrainedModel, device: Device) -> tuple[Policy, Recipe]:
+    """The policy around a model on its device, and the recipe with every `auto` decided."""
+    recipe, training = inputs.recipe, inputs.recipe.training
+    threads = auto.decide_threads(training)
+    torch.set_num_threads(threads)
+    policy = Policy(model, layout="plain", temperature=recipe.generation.temperature, head_chunk=None)
+    probe = inputs.prompts[0].token_ids
+    length = recipe.generation.max_completion_length or len(probe)
+    policy.layout = auto.decide_layout(training, policy, prompt_ids=probe, completion_length=length)
+    longest = int(inputs.prompts.lengths.max()) + inputs.batch.num_generations * length
+    max_tokens = auto.decide_max_tokens(training, model, device.accelerator.device, group_tokens=longest)
+    policy.head_chunk = auto.decide_head_chunk(training, model.config.get_text_config().vocab_size, max_tokens)
+    decided = {
+        "bf16": device.low_precision is not None,
+        "threads": threads,
+        "layout": policy.layout,
+        "max_tokens_per_micro_batch": max_tokens,
+        "head_chunk": policy.head_chunk,
+    }
+    return policy, auto.with_decisions(recipe, **decided)
