@@ -8,36 +8,20 @@ request  {"check_rows": 0, "columns": {…}}, one answer
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
 import os
 import random
-import signal
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from rloo_cli.rewards import calls
 from rloo_cli.rewards.calls import CallRows, LoadedReward
+from rloo_cli.rewards.home import Home
 from rloo_cli.rewards.processes import adopt_orphans, be_killed_first, default_signals, die_with, leave_signals_to_the_trainer
 from rloo_cli.rewards.protocol import encode, read_message
 from rloo_cli.types import TrainerState
-
-
-@dataclass(slots=True, kw_only=True)
-class Home:
-    """What every call finds as it was, whatever the calls before did to it."""
-
-    folder: str
-    stdin: int
-    output: int
-    """Where stdout and stderr go: a file descriptor."""
-    stdout: Any = None
-    stderr: Any = None
 
 
 def run(
@@ -52,8 +36,7 @@ def run(
         be_killed_first()
         leave_signals_to_the_trainer()
         os.register_at_fork(after_in_child=default_signals)
-        home = Home(folder=config["folder"], stdin=os.open(os.devnull, os.O_RDONLY), output=output)
-        come_home(home)
+        home = Home(folder=config["folder"], output=output)
         loaded = rewards if rewards is not None else load_rewards(connection, config["functions"])
         connection.sendall(encode({"ready": True, "pid": os.getpid()}))
         _serve(connection, loaded, home)
@@ -96,12 +79,12 @@ def _serve(connection: socket.socket, rewards: Mapping[int, LoadedReward], home:
 
 def _answers(request: Mapping[str, Any], rewards: Mapping[int, LoadedReward], home: Home, loop: asyncio.AbstractEventLoop | None) -> Any:
     if "check_rows" in request:
-        come_home(home)
+        home.restore()
         yield calls.check_rows(rewards[request["check_rows"]], request["columns"])
         return
     state = TrainerState(step=request["state"][0], max_steps=request["state"][1])
     for unit in request["units"]:
-        come_home(home)
+        home.restore()
         rows = expand_rows(request["rows"], unit["items"])
         chosen = [rewards[k] for k in unit["functions"]]
         started = time.perf_counter()
@@ -135,25 +118,3 @@ def expand_rows(groups: Sequence[Mapping[str, Any]], items: Sequence[int] | None
         completion_ids=[group["ids"][g] if group["ids"] else [] for group, g in chosen],
         columns={name: [group["columns"].get(name) for group, _ in chosen] for name in names},
     )
-
-
-def come_home(home: Home) -> None:
-    """Undo what a call may have done to the process: working folder, standard streams, alarms."""
-    signal.setitimer(signal.ITIMER_REAL, 0)
-    os.dup2(home.stdin, 0)
-    os.dup2(home.output, 1)
-    os.dup2(home.output, 2)
-    if home.stdout is None or home.stdout.closed:
-        home.stdout = _stream(1)
-    if home.stderr is None or home.stderr.closed:
-        home.stderr = _stream(2)
-    sys.stdout, sys.stderr = home.stdout, home.stderr
-    with contextlib.suppress(OSError):
-        home.stdout.flush()
-        os.chdir(home.folder)
-
-
-def _stream(descriptor: int) -> Any:
-    # Not strict: completions may hold lone surrogates, and printing them is no failure of a reward.
-    raw = io.BufferedWriter(io.FileIO(descriptor, "wb", closefd=False))
-    return io.TextIOWrapper(raw, encoding="utf-8", errors="backslashreplace", line_buffering=True)

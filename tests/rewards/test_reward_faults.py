@@ -309,7 +309,7 @@ def score(completions):
     return [float("nan") if c == "nan" else 1.0 for c in completions]
 """
     dice = random.Random(0)
-    with runner(tmp_path, source, workers=2, timeout=0.1, on_error="unscored") as started:
+    with runner(tmp_path, source, workers=2, timeout=0.3, on_error="unscored") as started:
         for step in range(10):
             texts = [[dice.choice(["ok"] * 60 + ["raise", "die", "nan", "hang"]) for _ in range(4)] for _ in range(8)]
             collected = rewards(started, *[group(row, chosen) for row, chosen in enumerate(texts)])
@@ -343,6 +343,19 @@ def test_output_goes_to_the_log_of_the_workers_place(tmp_path, capfd):
     assert capfd.readouterr() == ("", "")
 
 
+LOOKS_AROUND = """
+import locale, os, signal, sys
+THEN = sys.getrecursionlimit(), locale.setlocale(locale.LC_ALL)
+def home():
+    umask = os.umask(0o22)
+    os.umask(umask)
+    is_same = os.getcwd() == os.environ["HOME_THEN"] and "PATH" in os.environ and "LEFT" not in os.environ and umask != 0o777
+    for number in (1, 2, 10, 15, 17):
+        os.kill(os.getpid(), number)
+    return is_same and (sys.getrecursionlimit(), locale.setlocale(locale.LC_ALL)) == THEN and signal.getsignal(13) == signal.SIG_IGN
+"""
+
+
 @pytest.mark.parametrize(
     "body",
     [
@@ -355,15 +368,21 @@ def test_output_goes_to_the_log_of_the_workers_place(tmp_path, capfd):
         "signal.alarm(1); time.sleep(0.01)",
         "signal.signal(signal.SIGALRM, signal.SIG_DFL); signal.setitimer(signal.ITIMER_REAL, 0.15)",
         "sys.stdin.read()",
+        "os.environ['LEFT'] = 'behind'; os.environ.pop('PATH')",
+        "sys.setrecursionlimit(30)",
+        "os.umask(0o777)",
+        "import locale; locale.setlocale(locale.LC_ALL, 'C.UTF-8' if locale.setlocale(locale.LC_ALL) == 'C' else 'C')",
+        "[signal.signal(n, lambda *a: os._exit(1)) for n in (1, 2, 10, 15, 17)]; signal.signal(13, signal.SIG_DFL)",
+        "threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()",
     ],
 )
 def test_side_effects_do_not_reach_the_next_call(tmp_path, body, monkeypatch):
     after = """
     print("still here", flush=True)
-    if completions == ["look"]: time.sleep(0.3); return [float(os.getcwd() == os.environ["PWD_THEN"]) + random.random()]
+    if completions == ["look"]: time.sleep(0.3); return [float(home()) + random.random()]
 """
-    source = on_bad(body).replace("    return values", f"{after}    return values")
-    monkeypatch.setenv("PWD_THEN", str(Path.cwd()))
+    source = f"{LOOKS_AROUND}{on_bad(body)}".replace("    return values", f"{after}    return values")
+    monkeypatch.setenv("HOME_THEN", str(Path.cwd()))
     seen = []
     for text in ("fine", "bad"):
         with runner(tmp_path, source, on_error="unscored") as started:
