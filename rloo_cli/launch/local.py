@@ -45,12 +45,15 @@ def train_here(checked: CheckedRecipe, target: Target, *, trust_remote_code: boo
         RlooError: each kind with its exit code; the traceback is in the attempt's log.
     """
     folder, console = target.folder, terminal(quiet=quiet)
-    with folder.lock(), StopSignal() as stop, contextlib.ExitStack() as stack:
+    with folder.lock() as dead, StopSignal() as stop, contextlib.ExitStack() as stack:
         discard = stack.enter_context(_NewFolder(target))
         attempt = folder.new_attempt()
         stack.enter_context(logging_to(attempt / "train.log", show=_show_on(console), environment=os.environ))
         logger.info("rloo %s: %s", __version__, shlex.join(sys.argv))
         stack.enter_context(AttemptRecord(attempt))
+        if dead is not None:
+            _say(console, f"note: took over the lock of pid {dead.pid} on {dead.host}, which no longer runs")
+        folder.remove_orphans()
         stack.enter_context(_stops_before_training_told(folder))
         stack.enter_context(errors_placed(checked.loaded))
         rewards = stack.enter_context(reward_runner(checked, log_dir=attempt))

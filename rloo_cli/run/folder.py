@@ -17,7 +17,7 @@ import psutil
 from rloo_cli.errors import RefusedError, StorageError
 from rloo_cli.run import atomic
 from rloo_cli.run.checkpoint import step_name
-from rloo_cli.run.lock import ensure_unlocked, locked
+from rloo_cli.run.lock import Holder, ensure_unlocked, locked
 from rloo_cli.run.manifest import DamagedError, Manifest
 
 logger = logging.getLogger(__name__)
@@ -122,10 +122,8 @@ class RunFolder:
 
     def attempts(self) -> int:
         """How many starts this run has seen."""
-        with contextlib.suppress(FileNotFoundError):
-            names = (re.fullmatch(r"attempt-(\d+)", entry.name) for entry in self.logs.iterdir())
-            return max((int(name[1]) for name in names if name), default=0)
-        return 0
+        names = (re.fullmatch(r"attempt-(\d+)", name) for name in _names(self.logs))
+        return max((int(name[1]) for name in names if name), default=0)
 
     def new_attempt(self) -> Path:
         """The log folder of this start, just created."""
@@ -179,19 +177,21 @@ class RunFolder:
                 raise StorageError(f"{file} is a folder; a file of that name has to go there: move it away.")
 
     @contextlib.contextmanager
-    def lock(self) -> Iterator[None]:
-        """Keep every other run out of the folder for the block, and remove what dead runs left half-written.
+    def lock(self) -> Iterator[Holder | None]:
+        """Keep every other run out of the folder for the block, which gets the dead process whose lock was taken over, or None.
 
         Raises:
             StorageError: another run holds it, with its pid and host.
         """
         atomic.make_folder(self.path)
-        with locked(self.lock_file):
-            self.remove_orphans()
-            yield
+        with locked(self.lock_file) as dead:
+            yield dead
 
     def remove_orphans(self) -> list[Path]:
-        """The temporary files and folders (`.tmp-…-<pid>`) of dead processes, removed; nothing else is ever touched."""
+        """The temporary files and folders (`.tmp-…-<pid>`) of dead processes, removed; nothing else is ever touched.
+
+        To be called while the folder is locked.
+        """
         places = [self.path, self.rollouts, self.failed, self.checkpoints, *(self.attempt(n + 1) for n in range(self.attempts()))]
         orphans = [entry for place in places if place.is_dir() for entry in sorted(place.iterdir()) if _is_orphan(entry)]
         for orphan in orphans:
@@ -243,7 +243,7 @@ def _names(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except NotADirectoryError:
-        raise StorageError(f"{path} is a file, not a folder: move it away, or choose another output_dir.") from None
+        raise StorageError(f"{path} is a file, and a folder has to stand there: move it away, or choose another output_dir.") from None
     except OSError as error:
         raise StorageError(f"cannot look into {path}: {error.strerror}. Make it readable, or choose another output_dir.") from error
 

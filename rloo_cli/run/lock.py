@@ -6,7 +6,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import logging
 import os
 import socket
 from collections.abc import Iterator
@@ -18,8 +17,6 @@ import psutil
 from rloo_cli.errors import StorageError
 from rloo_cli.run import atomic
 from rloo_cli.run.disk_errors import storage_errors
-
-logger = logging.getLogger(__name__)
 
 NO_LOCKS_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 """What flock answers on file systems without locks; the file's content decides there."""
@@ -51,15 +48,15 @@ class Holder:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold the lock file `path` for the block. A dead process' lock is taken over.
+def locked(path: Path) -> Iterator[Holder | None]:
+    """Hold the lock file `path` for the block, which gets the dead process whose lock was taken over, or None.
 
     Raises:
         StorageError: another process holds it: `locked by pid 12 on host a`.
     """
-    descriptor = _acquire(path)
+    descriptor, dead = _acquire(path)
     try:
-        yield
+        yield dead
     finally:
         # Removed while still held: who opened it meanwhile finds another inode under the name, and tries again.
         with contextlib.suppress(OSError):
@@ -79,7 +76,7 @@ def ensure_unlocked(path: Path) -> None:
             atomic.fs.close(descriptor)
 
 
-def _acquire(path: Path) -> int:
+def _acquire(path: Path) -> tuple[int, Holder | None]:
     with storage_errors("lock", path):
         while True:
             with contextlib.ExitStack() as stack:
@@ -88,11 +85,9 @@ def _acquire(path: Path) -> int:
                 holder = _read(descriptor)
                 _take(descriptor, holder, path)
                 if _is_current(descriptor, path):
-                    if holder is not None:
-                        logger.warning("took over the lock of pid %d on %s, which no longer runs", holder.pid, holder.host)
                     _sign(descriptor)
                     stack.pop_all()
-                    return descriptor
+                    return descriptor, holder
 
 
 def _take(descriptor: int, holder: Holder | None, path: Path) -> None:

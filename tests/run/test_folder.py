@@ -172,15 +172,15 @@ def test_a_second_run_is_told_who_holds_the_folder(run):
     assert not run.lock_file.exists()
 
 
-def test_the_lock_of_a_killed_process_is_taken_over(run, caplog):
+def test_the_lock_of_a_killed_process_is_taken_over(run):
     holder = holding(run.lock_file)
     holder.kill()
     holder.communicate()
     assert run.lock_file.exists()
     ensure_unlocked(run.lock_file)
-    with run.lock():
+    with run.lock() as dead:
         assert json.loads(run.lock_file.read_text())["pid"] == os.getpid()
-    assert f"took over the lock of pid {holder.pid}" in caplog.text
+    assert (dead.pid, dead.host) == (holder.pid, socket.gethostname())
 
 
 def test_a_lock_is_exclusive_within_a_process_too(run):
