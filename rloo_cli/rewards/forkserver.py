@@ -4,8 +4,11 @@ It imports the reward functions once; workers are then copies that are ready wit
 the trainer starts it again with `preload` off and each worker imports for itself. Every worker leads a session of its own;
 when it ends, or the trainer asks for its end, everything that came of it is killed. When the trainer goes, all of them go.
 
+A worker that holds, with its children, more memory than it may is killed, too: a limit of the kernel's is for one process, and does not
+count memory that processes share.
+
     from the trainer   {"fork": id, "log": 0} with a socket, {"kill": id}
-    to the trainer     {"loading": k}, {"failed": k, …}, {"loaded": […], "threads": 1}, {"exited": id, "status": -11}
+    to the trainer     {"loading": k}, {"failed": k, …}, {"loaded": […], "threads": 1}, {"exited": id, "status": -11, "reason": null}
 """
 
 from __future__ import annotations
@@ -17,14 +20,19 @@ import os
 import selectors
 import socket
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from rloo_cli.rewards import calls, processes, worker
 from rloo_cli.rewards.calls import LoadedReward
+from rloo_cli.rewards.memory import fair_held_by_family, held_by_family
 from rloo_cli.rewards.output import OutputFile
 from rloo_cli.rewards.protocol import encode, read_message, read_message_with_fd
+
+WATCH_SECONDS = 0.25
+"""How often the memory of the workers is looked at."""
 
 
 def main(descriptor: int) -> None:
@@ -68,11 +76,12 @@ class ForkServer:
         self.selector.register(connection, selectors.EVENT_READ, "trainer")
         self.trainer = os.pidfd_open(os.getppid())
         self.selector.register(self.trainer, selectors.EVENT_READ, "gone")
+        self.next_watch = 0.0
 
     def serve(self) -> None:
         """Serve until the trainer hangs up or dies."""
         while True:
-            for key, _ in self.selector.select():
+            for key, _ in self.selector.select(WATCH_SECONDS if self.children else None):
                 if isinstance(key.data, OutputFile):
                     self._drain(key.data, key.fd)
                 elif isinstance(key.data, Child):
@@ -80,6 +89,9 @@ class ForkServer:
                 elif key.data == "gone" or not self._obey():
                     self._end_all()
                     return
+            if time.monotonic() >= self.next_watch:
+                self._watch_memory()
+                self.next_watch = time.monotonic() + WATCH_SECONDS
 
     def _obey(self) -> bool:
         message, descriptor = read_message_with_fd(self.connection)
@@ -125,7 +137,13 @@ class ForkServer:
             self.selector.unregister(descriptor)
             os.close(descriptor)
 
-    def _bury(self, child: Child) -> None:
+    def _watch_memory(self) -> None:
+        limit = self.config["memory_limit"]
+        for child in list(self.children.values()):
+            if held_by_family(child.pid) > limit and (held := fair_held_by_family(child.pid)) > limit:
+                self._bury(child, f"it and its children held {held / 2**30:.1f} GiB of memory, and may hold {limit / 2**30:.1f}")
+
+    def _bury(self, child: Child, reason: str | None = None) -> None:
         if self.children.pop(child.worker, None) is None:
             return  # it ended by itself at the moment when the trainer asked for it
         self.selector.unregister(child.pidfd)
@@ -133,7 +151,7 @@ class ForkServer:
         known = self.older | {other.pid for other in self.children.values()}
         status = processes.end_family(child.pid, known=known)
         with contextlib.suppress(OSError):
-            self.connection.sendall(encode({"exited": child.worker, "status": os.waitstatus_to_exitcode(status)}))
+            self.connection.sendall(encode({"exited": child.worker, "status": os.waitstatus_to_exitcode(status), "reason": reason}))
 
     def _end_all(self) -> None:
         for child in list(self.children.values()):

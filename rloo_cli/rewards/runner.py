@@ -23,6 +23,7 @@ from rloo_cli.rewards.dispatch import Dispatcher
 from rloo_cli.rewards.environment import worker_environment
 from rloo_cli.rewards.jobs import check_request, plain_group
 from rloo_cli.rewards.ledger import Ledger
+from rloo_cli.rewards.memory import memory_share
 from rloo_cli.rewards.modules import search_path
 from rloo_cli.rewards.pool import POLL_SECONDS, Event, WorkerPool
 from rloo_cli.rewards.resolve import RewardSource, check_arguments, find_reward
@@ -38,7 +39,6 @@ LOAD_SECONDS = 50.0
 """Longest import of the reward functions."""
 CHECK_SECONDS = 600.0
 """Longest `check_rows`, however many rows there are."""
-LEAST_MEMORY = 2 * 2**30
 HEARTBEAT_SECONDS = 60.0
 
 CheckStop = Callable[[], None]
@@ -64,8 +64,8 @@ class RewardRunner:
     ) -> None:
         """Find the functions; nothing runs yet.
 
-        `log_dir`: where workers' output goes (`reward-worker-N.log`), None = nowhere. `memory_limit`: bytes of private data that each
-        worker process may hold, None = what is available now, divided by workers and trainer. `load_timeout`: seconds.
+        `log_dir`: where workers' output goes (`reward-worker-N.log`), None = nowhere. `memory_limit`: bytes that each
+        worker process may hold, and a worker with its children, None = what is available now, divided by workers and trainer. `load_timeout`: seconds.
 
         Raises:
             RecipeError: a function does not exist, its `kwargs` do not fit, or two entries have the same name.
@@ -205,7 +205,7 @@ class RewardRunner:
             environment=worker_environment(os.environ, allowed),
             num_workers=self._num_workers,
             log_dir=self._log_dir,
-            memory_limit=self._memory_limit if self._memory_limit is not None else _memory_share(self._num_workers),
+            memory_limit=self._memory_limit if self._memory_limit is not None else memory_share(self._num_workers),
             load_timeout=self._load_timeout,
         )
 
@@ -286,9 +286,3 @@ def _ended_check(event: Event, seconds: float) -> dict[str, Any]:
 def _told(source: RewardSource, told: Mapping[str, Any]) -> RewardSource:
     fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
     return replace(source, **fields)
-
-
-def _memory_share(num_workers: int) -> int:
-    import psutil
-
-    return max(LEAST_MEMORY, psutil.virtual_memory().available // (num_workers + 1))

@@ -12,6 +12,7 @@ import pytest
 from running import STATE, alive, child_processes, group, rewards, runner, wait_until
 
 from rloo_cli.errors import RewardError
+from rloo_cli.rewards.memory import memory_share
 
 MIB = 2**20
 
@@ -452,3 +453,42 @@ def test_memory_is_bounded_for_a_slow_eater_too(tmp_path):
         (one,) = rewards(started, group(0, ["a", "bad"]))
         assert one.values == ((1.0, None),)
         assert "MemoryError" in one.failures[0]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "m = mmap.mmap(-1, 400 * 2**20); [m.write(b'x' * 2**20) for _ in range(400)]; time.sleep(20)",
+        "[os.fork() or (bytearray(b'x' * (100 * 2**20)), time.sleep(20)) for _ in range(4)]; time.sleep(20)",
+    ],
+    ids=["shared among processes", "spread over children"],
+)
+def test_memory_is_bounded_where_no_single_process_has_too_much(tmp_path, body):
+    with runner(tmp_path, "import mmap\n" + on_bad(body), timeout=30.0, on_error="unscored", memory_limit=300 * MIB) as started:
+        (one,) = rewards(started, group(0, ["a", "bad"]))
+        assert one.values == ((1.0, None),)
+        assert "its worker died: it and its children held 0." in one.failures[0]
+        assert "GiB of memory, and may hold 0.3" in one.failures[0]
+    assert not child_processes(recursive=True)
+
+
+def test_memory_that_workers_inherit_and_files_that_they_map_are_not_held_against_them(tmp_path):
+    (tmp_path / "index").write_bytes(bytes(250 * MIB))
+    source = f"""
+import mmap, os, time
+TABLE = bytearray(b"x" * (150 * 2**20))
+INDEX = mmap.mmap(os.open({str(tmp_path / "index")!r}, os.O_RDONLY), 0, access=mmap.ACCESS_READ)
+def score(completions):
+    for _ in range(4):
+        if os.fork() == 0: time.sleep(1.0); os._exit(0)
+    sum(INDEX[i] for i in range(0, len(INDEX), 4096))
+    time.sleep(0.8)
+    return [1.0] * len(completions)
+"""
+    with runner(tmp_path, source, memory_limit=400 * MIB) as started:
+        assert rewards(started, group(0, ["a"]))[0].values == ((1.0,),)
+
+
+def test_the_default_share_of_memory_leaves_the_trainer_its_part():
+    assert memory_share(10**6) == 2 * 2**30
+    assert 2 * 2**30 <= memory_share(3) <= max(2 * 2**30, psutil.virtual_memory().total // 4)
