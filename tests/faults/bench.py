@@ -20,8 +20,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib
 import json
 import os
+import pkgutil
 import select
 import shutil
 import signal
@@ -376,19 +378,21 @@ def together(*injects: Inject) -> Inject:
 
 
 def warm_up() -> None:
-    """Import what a run imports. Nothing is computed: a fork after torch has used its threads hangs."""
+    """Import what a run imports, all of the program, so that every run is of one version. Nothing is computed: a fork after torch has
+    used its threads hangs.
+    """
     import datasets  # noqa: F401
     import pyarrow.parquet  # noqa: F401
     import torch
     import transformers
     import transformers.models.qwen2.modeling_qwen2  # noqa: F401
 
-    import rloo_cli.cli.app
-    import rloo_cli.data.chat
-    import rloo_cli.launch.local
-    import rloo_cli.rollout.transformers_engine
-    import rloo_cli.training.train  # noqa: F401
+    import rloo_cli
 
+    for module in pkgutil.walk_packages(rloo_cli.__path__, "rloo_cli."):
+        if not any(word in module.name for word in ("__main__", "vllm", "serving", "_child")):
+            with contextlib.suppress(ImportError):  # what the program needs of an extra that is not here, its runs will tell
+                importlib.import_module(module.name)
     torch.set_num_threads(1)
 
 
