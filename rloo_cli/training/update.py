@@ -236,7 +236,7 @@ class Updater:
         weight_B = importance_weights(logp_B, sampler_B, self._correction(), self.algorithm.importance_sampling_cap)
         loss = self._loss(logp_B, advantage_B, weight_B, n, experience, batch, metrics)
         if not torch.isfinite(loss):
-            raise self._loss_error(loss, advantage_B * logp_B, batch, experience, step)
+            raise self._loss_error(loss, advantage_B.to(logp_B) * logp_B, batch, experience, step)
         self.accelerator.backward(loss)
         metrics.add(loss, entropy_N)
         if first_use:
