@@ -196,7 +196,9 @@ def reward_runner(checked: CheckedRecipe, *, log_dir: Path | None) -> RewardRunn
     recipe = checked.loaded.recipe
     workers = recipe.run.reward_workers
     count = min(MOST_AUTO_WORKERS, max(1, usable_cores() - 1)) if workers == "auto" else workers
-    return RewardRunner(recipe.rewards, code_dir=checked.code_dir, num_workers=count, log_dir=log_dir)
+    memory = recipe.run.reward_memory_gb
+    limit = round(memory * 2**30) if memory is not None else None
+    return RewardRunner(recipe.rewards, code_dir=checked.code_dir, num_workers=count, log_dir=log_dir, memory_limit=limit)
 
 
 @contextmanager

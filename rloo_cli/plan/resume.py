@@ -23,6 +23,7 @@ SAFE_FIELDS = {
     "run.metric_for_best_model",
     "run.greater_is_better",
     "run.reward_workers",
+    "run.reward_memory_gb",
     "generation.vllm_gpu_memory_utilization",
     "generation.vllm_enable_sleep_mode",
     "generation.vllm_server_base_url",

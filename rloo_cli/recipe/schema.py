@@ -285,6 +285,10 @@ class RunSection(Section):
     reward_workers: AutoCount = Field(
         "auto", description="Worker processes that run reward functions; auto = one or two, by the CPUs at hand."
     )
+    reward_memory_gb: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="GiB that a reward worker and its children may hold together; null = what is available at the start, divided by the workers and the trainer, at least 2.",
+    )
 
 
 class Recipe(Section):
