@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_cli.data.hub import hub_answers, hub_state
+from rloo_cli.data.model_folder import CONFIG, check_files, check_numbers, read_object
 from rloo_cli.data.problems import show_path
 from rloo_cli.data.rendering import RenderFailure, render_conversations
 from rloo_cli.data.values import json_value
@@ -19,7 +19,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 MAX_TEMPLATE_BYTES = 2**20
-CONFIG_FILES = ("config.json", "tokenizer_config.json")
 OWN_ARGUMENTS = frozenset(
     [
         "messages",
@@ -50,12 +49,13 @@ def load_tokenizer(model: ModelSection, *, trust_remote_code: bool = False) -> P
     name = model.model_name_or_path
     folder = Path(name).expanduser()
     if folder.is_dir():
-        _check_folder(folder, trust_remote_code)
+        check_files(folder, trust_remote_code=trust_remote_code)
         name = str(folder)
     elif folder.is_file() or name.startswith(("/", ".", "~")) or name.count("/") > 1:
         raise RecipeError(f"model.model_name_or_path: no such folder: {name}")
     else:
         hub_answers()
+        _check_hub_config(name, model.model_revision)
     template = None if model.chat_template_path is None else _read_template(Path(model.chat_template_path).expanduser())
     tokenizer = _load_auto(name, model.model_revision, trust_remote_code)
     vocabulary = tokenizer.get_vocab()
@@ -64,6 +64,18 @@ def load_tokenizer(model: ModelSection, *, trust_remote_code: bool = False) -> P
     if template is not None:
         tokenizer.chat_template = template
     return tokenizer
+
+
+def _check_hub_config(name: str, revision: str | None) -> None:
+    """Look at the numbers of a hub model's configuration; where there is none, loading tells why."""
+    from transformers.utils import cached_file
+
+    try:
+        path = cached_file(name, CONFIG, revision=revision or "main")
+    except (OSError, ValueError):
+        return
+    if path is not None:
+        check_numbers(read_object(Path(path)), Path(path))
 
 
 def _load_auto(name: str, revision: str | None, trust_remote_code: bool) -> PreTrainedTokenizerBase:
@@ -80,24 +92,6 @@ def _load_auto(name: str, revision: str | None, trust_remote_code: bool) -> PreT
         elif "backend tokenizer" in reason:
             reason = "it has no tokenizer (tokenizer.json is missing), or needs sentencepiece or tiktoken to read it"
         raise RecipeError(f"model.model_name_or_path: {name}: {reason}.") from error
-
-
-def _check_folder(folder: Path, trust_remote_code: bool) -> None:
-    """Refuse a folder whose configuration is unreadable, or names code of its own that nobody allowed to run."""
-    for path in (folder / file for file in CONFIG_FILES):
-        if not path.is_file():
-            continue
-        try:
-            config = json.loads(path.read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise RecipeError(f"model.model_name_or_path: {show_path(path)}: not JSON: {error}") from error
-        if not isinstance(config, dict):
-            raise RecipeError(f"model.model_name_or_path: {show_path(path)}: expected an object.")
-        if config.get("auto_map") and not trust_remote_code:
-            raise RecipeError(
-                f"model.model_name_or_path: {show_path(path)} names Python code of its own (auto_map). If you trust it, pass --trust-remote-code; "
-                "if transformers knows this architecture anyway, remove the auto_map entry."
-            )
 
 
 def _read_template(path: Path) -> str:

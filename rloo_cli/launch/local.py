@@ -46,7 +46,7 @@ def train_here(checked: CheckedRecipe, target: Target, *, trust_remote_code: boo
     """
     folder, console = target.folder, terminal(quiet=quiet)
     with folder.lock() as dead, StopSignal() as stop, contextlib.ExitStack() as stack:
-        discard = stack.enter_context(_NewFolder(target))
+        stack.enter_context(_NewFolder(target))
         attempt = folder.new_attempt()
         stack.enter_context(logging_to(attempt / "train.log", show=_show_on(console), environment=os.environ))
         logger.info("rloo %s: %s", __version__, shlex.join(sys.argv))
@@ -64,7 +64,6 @@ def train_here(checked: CheckedRecipe, target: Target, *, trust_remote_code: boo
                 _say(console, f"note: {notice}")
             folder.prepare()
             checkpoint, prepared = _resumed(prepared, target, console)
-        discard.keep()
         _train(prepared, folder, checkpoint, console, stop, trust_remote_code=trust_remote_code)
 
 
@@ -95,21 +94,18 @@ def nothing_left(checked: CheckedRecipe, folder: RunFolder) -> bool:
 
 
 class _NewFolder:
-    """Takes a new run's folder away again where it turns out before training that the recipe or its data are wrong."""
+    """Takes a new run's folder away again where it turns out before the first step that the recipe, its data or its model are wrong."""
 
     def __init__(self, target: Target) -> None:
         self._folder = target.folder
         self._is_kept = target.resume is not None or target.folder.has_begun()
 
-    def keep(self) -> None:
-        """From here on the folder stays whatever happens."""
-        self._is_kept = True
-
     def __enter__(self) -> _NewFolder:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if not self._is_kept and isinstance(error, RecipeError | RefusedError | DataError | KeyboardInterrupt):
+        is_wrong = isinstance(error, RecipeError | RefusedError | DataError | KeyboardInterrupt)
+        if is_wrong and not self._is_kept and not self._folder.metrics.exists():
             atomic.remove_tree(self._folder.path)
 
 

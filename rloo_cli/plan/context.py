@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rloo_cli.data.model_folder import model_errors, reason_of
 from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.schema import ModelSection
 
@@ -21,9 +22,10 @@ def load_config(model: ModelSection, *, trust_remote_code: bool) -> PreTrainedCo
 
     try:
         return AutoConfig.from_pretrained(model.model_name_or_path, revision=model.model_revision, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise RecipeError(f"model.model_name_or_path: cannot read the configuration of {model.model_name_or_path!r}: {reason}") from error
+    except model_errors() as error:
+        raise RecipeError(
+            f"model.model_name_or_path: cannot read the configuration of {model.model_name_or_path!r}: {reason_of(error)}"
+        ) from error
 
 
 def context_length(model: ModelSection, *, trust_remote_code: bool) -> int | None:

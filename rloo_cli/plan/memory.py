@@ -15,6 +15,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rloo_cli.data.model_folder import model_errors, reason_of
+from rloo_cli.errors import RecipeError
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
@@ -147,12 +150,19 @@ def estimate_disk(shape: ModelShape, work: Workload, *, checkpoints: int, rows: 
 
 
 def model_shape(config: PreTrainedConfig) -> ModelShape:
-    """The sizes of a model, counted on the meta device: no weights are read or allocated."""
+    """The sizes of a model, counted on the meta device: no weights are read or allocated.
+
+    Raises:
+        RecipeError: nothing can be built from that configuration.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config)
+    try:
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+    except model_errors() as error:
+        raise RecipeError(f"model.model_name_or_path: no model can be built from its config.json: {reason_of(error)}") from error
     text = config.get_text_config()
     embeddings = {id(module.weight): module.weight for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module}
     heads = text.num_attention_heads

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rloo_cli.errors import RecipeError
+from rloo_cli.plan.extras import check_vllm
 from rloo_cli.plan.shipped import find_recipe
 from rloo_cli.recipe.batch import total_steps
 from rloo_cli.recipe.load import LoadedRecipe, load_recipe
@@ -116,17 +117,20 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
         DataError: rows that cannot be used.
     """
     check_trackers(checked.loaded.recipe.run.report_to)
+    check_vllm(checked.loaded.recipe)
     rewards.start()
     import transformers  # noqa: F401 - so that it can be told to be quiet
 
     from rloo_cli.data.chat import load_tokenizer
     from rloo_cli.data.dataset import load_prompts
+    from rloo_cli.data.model_folder import check_weights
     from rloo_cli.plan.context import context_length
     from rloo_cli.run.logs import quiet_libraries
 
     quiet_libraries()
     recipe, batch = checked.loaded.recipe, checked.loaded.batch
     tokenizer = load_tokenizer(recipe.model, trust_remote_code=trust_remote_code)
+    check_weights(recipe.model)
     context = context_length(recipe.model, trust_remote_code=trust_remote_code)
     limit = max_prompt_tokens(recipe, context)
 

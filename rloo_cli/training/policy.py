@@ -6,15 +6,19 @@ import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import psutil
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from rloo_cli.data.model_folder import model_errors, reason_of
 from rloo_cli.errors import NonFiniteError, RecipeError
 from rloo_cli.recipe.schema import ModelSection
 from rloo_cli.training.logprobs import find_head, head_logprobs
 from rloo_cli.training.microbatches import Layout, ScoringBatch
 from rloo_cli.training.packed import PACKED
+
+GIB = 1 << 30
 
 
 class Policy(torch.nn.Module):
@@ -63,27 +67,50 @@ def load_model(section: ModelSection, *, seed: int, trust_remote_code: bool) -> 
     """The model in the recipe's dtype, on the CPU, from safetensors only.
 
     Raises:
-        RecipeError: nothing loadable under that name.
+        RecipeError: nothing loadable under that name, more than this machine's memory holds, or not all of its weights are there.
+        NonFiniteError: a weight is NaN or infinite.
     """
     dtype = getattr(torch, section.dtype)
     options = {"revision": section.model_revision, "trust_remote_code": trust_remote_code}
     try:
+        config = AutoConfig.from_pretrained(section.model_name_or_path, **options)
+        _refuse_beyond_memory(config, dtype, section.model_name_or_path, trust_remote_code=trust_remote_code)
+        missing: set[str] = set()
         if section.random_weights:
-            config = AutoConfig.from_pretrained(section.model_name_or_path, **options)
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
                 model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
         else:
-            model = AutoModelForCausalLM.from_pretrained(section.model_name_or_path, dtype=dtype, use_safetensors=True, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            model, loading = AutoModelForCausalLM.from_pretrained(
+                section.model_name_or_path, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
+            )
+            missing = loading["missing_keys"]
+    except model_errors() as error:
+        reason = reason_of(error)
         if isinstance(error, SafetensorError):
             reason = f"a .safetensors file of it is damaged or cut off ({reason}); fetch it again"
         elif "safetensors" in reason:
             reason += " Weights are read from safetensors files only: convert others by `save_pretrained`."
         raise RecipeError(f"model.model_name_or_path: cannot load {section.model_name_or_path!r}: {reason}") from error
+    if missing:
+        raise RecipeError(
+            f"model.model_name_or_path: the files of {section.model_name_or_path!r} lack {len(missing)} of the model's weights, such as "
+            f"{min(missing)}; they would be random numbers."
+        )
     _refuse_non_finite(model)
     return model
+
+
+def _refuse_beyond_memory(config: PreTrainedConfig, dtype: torch.dtype, name: str, *, trust_remote_code: bool) -> None:
+    """Raise RecipeError for a model that is larger than the machine's memory, from its shapes alone."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    size = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
+    memory = psutil.virtual_memory().total
+    if size > memory:
+        raise RecipeError(
+            f"model.model_name_or_path: {name!r} has {size / GIB:,.1f} GiB of weights; this machine has {memory / GIB:,.1f} GiB."
+        )
 
 
 def _refuse_non_finite(model: PreTrainedModel) -> None:

@@ -48,7 +48,7 @@ def test_code_in_the_folder_needs_the_flag(tmp_path, stem):
     canary = tmp_path / "canary"
     (tmp_path / "evil.py").write_text(f"open({str(canary)!r}, 'w')\n")
     entry = {"auto_map": {"AutoConfig": "evil.C", "AutoTokenizer": ["evil.T", None]}, "model_type": "evil"}
-    with pytest.raises(RecipeError, match=f"{stem}.json names Python code of its own.*--trust-remote-code"):
+    with pytest.raises(RecipeError, match=f"{stem}.json: names Python code of its own.*--trust-remote-code"):
         load(folder(tmp_path, **{stem: entry}))
     assert not canary.exists()
 

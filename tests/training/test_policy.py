@@ -1,7 +1,10 @@
 """Loading models, and what a damaged or foreign folder gets."""
 
+import json
+
 import pytest
 import tiny
+from safetensors.torch import load_file, save_file
 
 from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.schema import ModelSection
@@ -41,3 +44,21 @@ def test_random_weights_are_the_seeds_own(folder):
     key = "model.layers.0.mlp.up_proj.weight"
     assert one.state_dict()[key].equal(same.state_dict()[key])
     assert not one.state_dict()[key].equal(other.state_dict()[key])
+
+
+def test_a_file_that_lacks_weights_is_refused(tmp_path):
+    tiny.qwen2().save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(RecipeError, match=r"lack 1 of the model's weights, such as model\.layers\.1\.mlp\.up_proj\.weight"):
+        load(tmp_path)
+
+
+def test_a_model_beyond_the_memory_is_refused_from_its_shapes(tmp_path):
+    tiny.qwen2().config.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text()) | {"vocab_size": 10**9, "hidden_size": 10**6}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    section = ModelSection(model_name_or_path=str(tmp_path), random_weights=True)
+    with pytest.raises(RecipeError, match=r"GiB of weights; this machine has"):
+        load_model(section, seed=0, trust_remote_code=False)
