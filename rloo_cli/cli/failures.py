@@ -8,16 +8,18 @@ import traceback
 import typer
 
 from rloo_cli.errors import RlooError
+from rloo_cli.inspect.visible import visible
 
 
 def report_error(error: RlooError) -> None:
-    """Print the error's message."""
-    typer.echo(f"error: {error.message}" if "\n" not in error.message else error.message, err=True)
+    """Print the error's message; what a terminal would obey in a quoted value is spelled out."""
+    message = visible(error.message)
+    typer.echo(f"error: {message}" if "\n" not in message else message, err=True)
 
 
 def report_bug(error: Exception) -> None:
     """Print one line that names the exception and the file that holds its traceback."""
-    first_line = (str(error).splitlines() or [""])[0]
+    first_line = visible((str(error).splitlines() or [""])[0])
     where = _write_traceback(error)
     typer.echo(f"bug: {type(error).__name__}: {first_line} (traceback in {where}). This is a fault in rloo: please report it.", err=True)
 
