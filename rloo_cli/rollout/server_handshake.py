@@ -17,7 +17,7 @@ from rloo_cli.rollout.server_client import LeaseTakenError, ServerClient, Transi
 VLLM_VERSIONS = ("0.32",)
 """Whose weight-update protocol `vllm_server.py` and `serving/transfer.py` speak; it has changed shape before."""
 LEASE_SECONDS = 60
-PROBE_SECONDS = 30.0
+PROBE_SECONDS = 20.0
 """For one token: a server whose engine hangs still answers /health."""
 
 

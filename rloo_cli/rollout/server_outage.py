@@ -48,7 +48,7 @@ class Outage:
             self._since = now
             logger.info("vLLM server %s: %s", self._address, fault.cause)
         gone = now - self._since
-        if gone + self._pause > self._budget:
+        if gone >= self._budget:
             raise EngineError(
                 f"vLLM server {self._address}: {fault.cause}; tried for {gone:.0f} s ({self._setting}: {self._budget:g}). "
                 "Look whether `rloo vllm-serve` runs there, and at its output"
@@ -56,5 +56,5 @@ class Outage:
         if gone >= self._next_word:
             self._say(f"waiting for the vLLM server at {self._address}: {fault.cause} ({gone:.0f} s of {self._budget:g} s)")
             self._next_word = gone + WORD_EVERY
-        await asyncio.sleep(self._pause)
+        await asyncio.sleep(min(self._pause, self._budget - gone))
         self._pause = min(2 * self._pause, LONGEST_PAUSE)

@@ -37,12 +37,12 @@ Batch = dict[int, tuple[GenerationRequest, list[dict[str, Any]]]]
 
 TICK_SECONDS = 0.05
 """How often the caller is asked whether to stop, and finished groups go on to their rewards."""
-INFO_SECONDS = 20.0
+INFO_SECONDS = 15.0
 """For /rloo/info, which the server's engine answers between two of its steps."""
 QUIET_SECONDS = 5.0
 """Without a finished group, before the server is asked whether it still is."""
-STALL_SECONDS, STALL_SECONDS_A_TOKEN = 30.0, 0.5
-"""No group at all finished for this long, plus this for each token that the longest row may have: the generation hangs."""
+STALL_SECONDS, STALL_SECONDS_A_TOKEN, STALL_SECONDS_A_PROMPT_TOKEN = 20.0, 0.5, 0.002
+"""No group at all finished for this long, plus for each token that the longest row may have, plus for each token of all prompts: it hangs."""
 REFUSALS = 2
 """Of the same weights by a server whose engine answers in between."""
 ANSWER_BYTES, ANSWER_BYTES_A_TOKEN = 1 << 16, 512
@@ -306,8 +306,7 @@ class VllmServerEngine:
         """Ask for all of these at once, and hand each group on when its last row is there."""
         self._lease.check()
         tasks = {asyncio.ensure_future(self._group(i, *group, params, outage)): i for i, group in batch.items()}
-        longest = max((bodies[0]["sampling_params"]["max_tokens"] for _, bodies in batch.values()), default=0)
-        stall = STALL_SECONDS + STALL_SECONDS_A_TOKEN * longest
+        stall = _stall_seconds(batch)
         progress = time.monotonic()
         try:
             pending = set(tasks)
@@ -375,6 +374,12 @@ class VllmServerEngine:
         except TransientFault as fault:
             return fault
         return self._stale(found)
+
+
+def _stall_seconds(batch: Batch) -> float:
+    longest = max((bodies[0]["sampling_params"]["max_tokens"] for _, bodies in batch.values()), default=0)
+    prompts = sum(len(request.token_ids) for request, _ in batch.values())
+    return STALL_SECONDS + STALL_SECONDS_A_TOKEN * longest + STALL_SECONDS_A_PROMPT_TOKEN * prompts
 
 
 async def _all_or_first_error(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
