@@ -38,6 +38,7 @@ def sampling_fields(params: SamplingParams, key: RandomKey, row: int, *, eos_ids
     The end of a row is decided by `eos_ids` alone, which hold every EOS id: vLLM's own would come from files of the model
     as it finds them. The log-prob of the sampled token comes back (`logprobs` 0); the engine has to run with
     `logprobs_mode` processed_logprobs for it to be the one drawn from. With min-p beside top-p vLLM cuts by min-p first.
+    On a CPU chunked prefill has to be off: vLLM 0.32 fails on a seeded row whose prompt it cuts in two.
     """
     return {
         "n": 1,

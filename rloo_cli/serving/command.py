@@ -174,6 +174,7 @@ def _engine_arguments(options: ServeOptions) -> list[str]:
 
 def _cpu_arguments(options: ServeOptions, free_memory: int | None) -> list[str]:
     argv = [] if options.enforce_eager else ["--enforce-eager"]
+    argv.append("--no-enable-chunked-prefill")  # a seeded row whose prompt is cut in two dies: "CPU Generator does not use offset"
     told = options.gpu_memory_utilization is not None or bool(os.environ.get("VLLM_CPU_KVCACHE_SPACE"))
     if free_memory is not None and not told:
         argv += ["--kv-cache-memory-bytes", str(max(LEAST_CPU_CACHE, min(MOST_CPU_CACHE, free_memory // 4)))]
