@@ -74,8 +74,12 @@ def _stops_before_training_told(folder: RunFolder) -> Iterator[None]:
         yield
     except StopRequested as stop:
         steps = list_steps(folder.checkpoints)
-        done = f"the checkpoint of step {steps[-1]} stands as it was" if steps else "nothing is to be saved yet"
-        raise StoppedError(f"stopped by {stop.signal_name} before training began: {done}; --resume goes on from there:") from stop
+        done = (
+            f"the checkpoint of step {steps[-1]} stands, --resume goes on from there"
+            if steps
+            else "no step was done, --resume starts again"
+        )
+        raise StoppedError(f"stopped by {stop.signal_name} before training began: {done}.") from stop
 
 
 def nothing_left(checked: CheckedRecipe, folder: RunFolder) -> bool:

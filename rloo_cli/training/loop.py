@@ -62,8 +62,8 @@ def run_loop(run: Run) -> None:
             run.save_if_due()
     except StopRequested as stop:
         run.save()
-        done = f"step {run.step} is saved" if run.step else "no step was done"
-        raise StoppedError(f"stopped by {stop.signal_name}: {done}; --resume goes on from there:") from stop
+        done = f"step {run.step} is saved, --resume goes on from there" if run.step else "no step was done, --resume starts again"
+        raise StoppedError(f"stopped by {stop.signal_name}: {done}.") from stop
     except EngineError as error:  # the trainer's own state is sound: a server that is gone costs no step
         run.save()
         if not run.step:
