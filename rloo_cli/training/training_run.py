@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from rloo_cli.data.order import prompt_row
 from rloo_cli.errors import EngineError, NonFiniteError, RecipeError
-from rloo_cli.rollout.engine import Engine, RandomKey, SamplingParams
+from rloo_cli.rollout.engine import Engine, RandomKey
 from rloo_cli.run.checkpoint import save_checkpoint, step_name
 from rloo_cli.run.randomness import capture_random_state, seed_everything
 from rloo_cli.run.rollouts import RolloutRow
@@ -25,6 +25,7 @@ from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.policy import trainable_state
 from rloo_cli.training.recorder import Recorder, peak_memory_mb, rollout_rows
 from rloo_cli.training.rollout_metrics import generated_tokens, kl_metrics, rollout_metrics
+from rloo_cli.training.sampling import training_params
 from rloo_cli.training.state import RunPosition, save_experience
 from rloo_cli.training.update import Updater
 from rloo_cli.types import Prompt
@@ -105,7 +106,7 @@ class TrainingRun:
     def _collect(self, order: BatchOrder, check_stop: CheckStop) -> Collected:
         groups, rewards, seconds = self.collector.collect(
             self._prompts(order.first_prompt, self.inputs.batch.prompts_per_generation, check_stop),
-            self._sampling(),
+            training_params(self.recipe),
             RandomKey(seed=self.recipe.training.seed, step=order.step),
             step=order.step,
             num_generations=self.inputs.batch.num_generations,
@@ -145,18 +146,6 @@ class TrainingRun:
                 check_stop()
             prompts.append(self.inputs.prompts[prompt_row(position, num_prompts=total, seed=seed, shuffle=shuffle)])
         return prompts
-
-    def _sampling(self) -> SamplingParams:
-        generation = self.recipe.generation
-        return SamplingParams(
-            max_new_tokens=generation.max_completion_length,
-            temperature=generation.temperature,
-            top_p=generation.top_p,
-            top_k=generation.top_k,
-            min_p=generation.min_p,
-            repetition_penalty=generation.repetition_penalty,
-            stop=tuple(generation.stop),
-        )
 
     def update(self) -> None:
         """Make the optimizer step."""

@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,18 +15,6 @@ from rloo_cli.cli.app import exit_code_of
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMOKE = ROOT / "recipes" / "smoke.yaml"
-
-
-def run(*arguments: str, **options) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "rloo_cli", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=options.pop("cwd", ROOT),
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        **options,
-    )
 
 
 def write_recipe(folder: Path, **changes) -> Path:
@@ -165,17 +154,6 @@ def test_a_column_that_a_reward_wants_and_the_data_lacks_is_a_recipe_error(tmp_p
     assert not (tmp_path / "run").exists()
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    """A finished smoke run."""
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    result = run("train", "smoke", "--output-dir", str(folder))
-    assert result.returncode == 0, result.stderr
-    assert result.stderr == ""
-    assert result.stdout.splitlines()[-1] == f"done: {folder} (metrics.jsonl, rollouts/, final/)"
-    return folder
-
-
 def test_train_leaves_a_whole_run_folder(finished):
     names = {path.name for path in finished.iterdir()}
     assert names == {
@@ -227,6 +205,30 @@ def test_plan_tells_everything_as_json(capsys):
     assert plan["memory"]["bytes"]["peak"] > plan["memory"]["bytes"]["weights"] > 0
     assert plan["first_prompt"]
     assert plan["command"] == "rloo train smoke"
+
+
+def test_plan_compares_the_engine_with_the_trainer_and_leaves_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert exit_code_of(["plan", "smoke", "--json", "--engine"]) == 0
+    engine = json.loads(capsys.readouterr().out)["engine"]
+    assert engine["name"] == "transformers"
+    assert engine["completions"] == 8
+    assert engine["logp_diff_max"] < 1e-4
+    assert engine["ess"] == pytest.approx(1, abs=1e-4)
+    assert not list(tmp_path.rglob("*"))
+    assert exit_code_of(["plan", "smoke", "--no-model", "--engine"]) == 2
+
+
+def test_vllm_that_is_not_installed_is_one_line_with_the_install_command(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("rloo_cli.plan.extras.find_spec", lambda name: None if name == "vllm" else find_spec(name))
+    monkeypatch.chdir(tmp_path)
+    assert exit_code_of(["train", "smoke", "--set", "use_vllm=true"]) == 2
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 1
+    assert 'generation.use_vllm: vLLM is not installed here: pip install "rloo[vllm]"' in lines[0]
+    assert not list(tmp_path.rglob("*.*"))
+    assert exit_code_of(["plan", "smoke", "--no-model", "--set", "use_vllm=true"]) == 0
+    assert "vLLM is not installed here" in capsys.readouterr().out
 
 
 def test_a_signal_saves_and_resume_goes_on(tmp_path, capsys):
