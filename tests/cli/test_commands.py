@@ -209,7 +209,7 @@ def test_plan_tells_everything_as_json(capsys):
 
 def test_plan_compares_the_engine_with_the_trainer_and_leaves_nothing(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert exit_code_of(["plan", "smoke", "--json", "--engine"]) == 0
+    assert exit_code_of(["plan", "smoke", "--json", "--engine", "--set", "bf16=false"]) == 0
     engine = json.loads(capsys.readouterr().out)["engine"]
     assert engine["name"] == "transformers"
     assert engine["completions"] == 8
