@@ -36,6 +36,11 @@ class RecipeError(RlooError):
 
     exit_code = 2
 
+    def __init__(self, message: str, *, field: str | None = None) -> None:
+        """`field`: what is wrong in an entry of `rewards`, such as `kwargs.pattern`, for whoever puts the place before the message."""
+        super().__init__(message)
+        self.field = field
+
 
 class RefusedError(RlooError):
     """What was asked for is declined; nothing was touched."""

@@ -163,10 +163,10 @@ class Draft:
     def check_rewards(self, recipe: Recipe, check_reward: Callable[[RewardEntry], None]) -> None:
         """Note the reward functions that cannot be found."""
         for i, entry in enumerate([] if "rewards" in self.broken else recipe.rewards):
-            field_path = f"rewards[{i}].function"
             try:
                 check_reward(entry)
             except RecipeError as error:
+                field_path = f"rewards[{i}].{error.field or 'function'}"
                 self.problems.add(self.locate(field_path), field_path, error.message)
 
     def check_rules(self, recipe: Recipe, num_processes: int) -> list[str]:
@@ -251,12 +251,12 @@ def _refusal(node: Node, key: TrlKey) -> str:
 
 
 def recipe_error(problems: Problems) -> RecipeError:
-    """The error that holds every problem, and a last line that counts them."""
-    return RecipeError("\n".join([*problems.lines(), _count_line(problems)]))
+    """The error that holds every problem, a line each; several are counted in a last line."""
+    return RecipeError("\n".join([*problems.lines(), *([_count_line(problems)] if problems.count > 1 else [])]))
 
 
 def _count_line(problems: Problems) -> str:
     section = problems.last_section()
     known = section if section in (*SECTIONS, "rewards") else None
     hint = f"`rloo schema --show {known}` lists that section's fields." if known else "`rloo schema --show all` lists every field."
-    return f"{problems.count} error{'s' * (problems.count != 1)}. {hint}"
+    return f"{problems.count} errors. {hint}"

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
-from rloo_cli.rewards.accuracy import accuracy_reward
-from rloo_cli.rewards.accuracy import check_rows as check_gold_answers
+from rloo_cli.rewards.accuracy import accuracy_reward, check_rows
+from rloo_cli.rewards.inputs import ParameterError
 
 
 def cosine_length_reward(
@@ -31,8 +31,7 @@ def cosine_length_reward(
     >>> cosine_length_reward([r"\\boxed{3}", r"\\boxed{2}"], [[1] * 50, [1] * 50], max_len=100, answer=["3", "3"])
     [0.75, -0.75]
     """
-    if max_len < 1:
-        raise ValueError(f"max_len ({max_len}) must be at least 1")
+    check_values(max_len)
 
     def scaled(is_right: float | None, length: int) -> float | None:
         if is_right is None:
@@ -44,10 +43,11 @@ def cosine_length_reward(
     return [scaled(is_right, len(ids)) for is_right, ids in zip(scores, completion_ids, strict=True)]
 
 
-def check_rows(columns: Mapping[str, Sequence[Any]], column: str | None = None, **kwargs: Any) -> list[str]:
-    """The notices of accuracy_reward. Raises ValueError as it does, and for parameters that make no sense."""
-    cosine_length_reward([], [], answer=[], **kwargs)
-    return check_gold_answers(columns, column)
+def check_values(max_len: int, **kwargs: Any) -> None:
+    """Raise ParameterError for parameters that make no sense."""
+    if max_len < 1:
+        raise ParameterError("max_len", f"max_len ({max_len}) must be at least 1")
 
 
 cosine_length_reward.check_rows = check_rows  # type: ignore[attr-defined]
+cosine_length_reward.check_values = check_values  # type: ignore[attr-defined]

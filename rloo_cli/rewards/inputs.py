@@ -9,6 +9,14 @@ GOLD_COLUMNS = ("solution", "answer", "ground_truth")
 """Where a gold answer is looked for, in this order, when the recipe names no column."""
 
 
+class ParameterError(ValueError):
+    """A value under `kwargs` in the recipe makes no sense; `parameter` is its name."""
+
+    def __init__(self, parameter: str, message: str) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
 def completion_text(completion: str | Sequence[Mapping[str, Any]]) -> str:
     """The completion's text: the string itself, or the content of the last message."""
     if isinstance(completion, str):

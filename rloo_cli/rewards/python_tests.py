@@ -13,10 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from rloo_cli.rewards.inputs import check_gold, completion_text
+from rloo_cli.rewards.inputs import ParameterError, check_gold, completion_text
 
 LONGEST_PROGRAM = 100_000
 """Characters of code that are run; longer code fails every test."""
+
+LEAST_MEMORY_MB = 64
 
 _START_SECONDS = 30.0
 _KILL_SECONDS = 20.0
@@ -47,8 +49,7 @@ def python_tests_reward(
     >>> python_tests_reward(["```python\\ndef f(x): return x + 1\\n```"], tests=[["assert f(1) == 2", "assert f(2) == 4"]])
     [0.5]
     """
-    if score not in ("fraction", "all"):
-        raise ValueError(f"score must be fraction or all, got {score!r}")
+    check_values(score, seconds, memory_mb)
     tests = [split_tests(value) for value in _column(kwargs, column)]
     programs = [
         {"code": extract_code(completion_text(completion))[: LONGEST_PROGRAM + 1], "tests": row_tests}
@@ -96,7 +97,18 @@ def check_rows(columns: Mapping[str, Sequence[Any]], column: str = "tests", **kw
     return check_gold(values, problems, what=f"rows of tests in column {column!r}")
 
 
+def check_values(score: str = "fraction", seconds: float = 5.0, memory_mb: int = 1024, **kwargs: Any) -> None:
+    """Raise ParameterError for parameters that make no sense."""
+    if score not in ("fraction", "all"):
+        raise ParameterError("score", f"score must be fraction or all, got {score!r}")
+    if seconds <= 0:
+        raise ParameterError("seconds", f"seconds ({seconds}) must be positive")
+    if memory_mb < LEAST_MEMORY_MB:
+        raise ParameterError("memory_mb", f"memory_mb ({memory_mb}) must be at least {LEAST_MEMORY_MB}: Python itself takes that much")
+
+
 python_tests_reward.check_rows = check_rows  # type: ignore[attr-defined]
+python_tests_reward.check_values = check_values  # type: ignore[attr-defined]
 
 
 def _column(columns: Mapping[str, Any], column: str) -> Sequence[Any]:

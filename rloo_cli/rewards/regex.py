@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from typing import Any, Literal
 
-from rloo_cli.rewards.inputs import completion_text
+from rloo_cli.rewards.inputs import ParameterError, completion_text
 
 
 def regex_reward(completions: list[Any], pattern: str, match: Literal["partial", "full"] = "partial", **kwargs: Any) -> list[float]:
@@ -19,20 +18,20 @@ def regex_reward(completions: list[Any], pattern: str, match: Literal["partial",
     >>> regex_reward(["The answer is 42", "no"], pattern=r"\\d+$")
     [1.0, 0.0]
     """
-    if match not in ("partial", "full"):
-        raise ValueError(f"match must be partial or full, got {match!r}")
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise ValueError(f"pattern {pattern!r} is no regular expression: {error}") from error
+    check_values(pattern, match)
+    compiled = re.compile(pattern)
     matches = compiled.search if match == "partial" else compiled.fullmatch
     return [float(matches(completion_text(completion)) is not None) for completion in completions]
 
 
-def check_rows(columns: Mapping[str, Any], **kwargs: Any) -> list[str]:
-    """No notices. Raises ValueError for parameters that make no sense, before the first completion is made."""
-    regex_reward([], **kwargs)
-    return []
+def check_values(pattern: str, match: str = "partial", **kwargs: Any) -> None:
+    """Raise ParameterError for parameters that make no sense."""
+    if match not in ("partial", "full"):
+        raise ParameterError("match", f"match must be partial or full, got {match!r}")
+    try:
+        re.compile(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ParameterError("pattern", f"pattern {pattern!r:.80} is no regular expression: {error}") from error
 
 
-regex_reward.check_rows = check_rows  # type: ignore[attr-defined]
+regex_reward.check_values = check_values  # type: ignore[attr-defined]

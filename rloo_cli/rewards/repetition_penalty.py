@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
+
+from rloo_cli.rewards.inputs import ParameterError
 
 
 def repetition_penalty_reward(
@@ -17,20 +18,19 @@ def repetition_penalty_reward(
     >>> repetition_penalty_reward([[1, 2, 3, 4], [5, 5, 5, 5, 5]], ngram_size=2)
     [0.0, -0.75]
     """
-    if max_penalty > 0:
-        raise ValueError(f"max_penalty ({max_penalty}) must not be positive")
-    if ngram_size < 1:
-        raise ValueError(f"ngram_size ({ngram_size}) must be at least 1")
+    check_values(ngram_size, max_penalty)
     return [_repeated_share(ids, ngram_size) * max_penalty or 0.0 for ids in completion_ids]
 
 
-def check_rows(columns: Mapping[str, Any], **kwargs: Any) -> list[str]:
-    """No notices. Raises ValueError for parameters that make no sense, before the first completion is made."""
-    repetition_penalty_reward([], **kwargs)
-    return []
+def check_values(ngram_size: int = 3, max_penalty: float = -1.0, **kwargs: Any) -> None:
+    """Raise ParameterError for parameters that make no sense."""
+    if max_penalty > 0:
+        raise ParameterError("max_penalty", f"max_penalty ({max_penalty}) must not be positive")
+    if ngram_size < 1:
+        raise ParameterError("ngram_size", f"ngram_size ({ngram_size}) must be at least 1")
 
 
-repetition_penalty_reward.check_rows = check_rows  # type: ignore[attr-defined]
+repetition_penalty_reward.check_values = check_values  # type: ignore[attr-defined]
 
 
 def _repeated_share(ids: list[int], size: int) -> float:

@@ -14,7 +14,9 @@ from pathlib import Path
 from rloo_cli.errors import RecipeError
 from rloo_cli.rewards import bindings
 from rloo_cli.rewards.bindings import Parameters
+from rloo_cli.rewards.inputs import ParameterError
 from rloo_cli.rewards.modules import ModuleFile, find_module, search_path, submodules
+from rloo_cli.rewards.parameters import check_values, is_built_in
 
 BUILT_IN = "rloo_cli.rewards"
 OFFERED = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
@@ -84,18 +86,24 @@ def check_arguments(source: RewardSource, *, columns: Collection[str] | None, kw
     """Nothing, where the function can be called with the recipe's `kwargs` and the data set's columns (None: not known yet).
 
     Raises:
-        RecipeError: an argument that nothing fills or that the function does not take.
+        RecipeError: an argument that nothing fills or that the function does not take, or that makes no sense to a built-in.
     """
     reserved = sorted(set(OFFERED) & set(kwargs))
     if reserved:
-        raise RecipeError(f"`{source.function}`: kwargs cannot hold `{reserved[0]}`, which every call gets")
+        raise RecipeError(f"`{source.function}`: kwargs cannot hold `{reserved[0]}`, which every call gets", field=f"kwargs.{reserved[0]}")
     if not source.is_signature_known:
         return
     # A built-in's **kwargs swallows the columns that it does not read; every parameter that it has is named.
     takes_anything = source.takes_any_keyword and source.module != BUILT_IN
     unknown = [] if takes_anything else sorted(set(kwargs) - set(source.parameters))
     if unknown:
-        raise RecipeError(f"`{source.function}` takes no `{unknown[0]}`.{_did_you_mean(unknown[0], source.parameters)} {_takes(source)}")
+        hint = f"{_did_you_mean(unknown[0], source.parameters)} {_takes(source)}"
+        raise RecipeError(f"`{source.function}` takes no `{unknown[0]}`.{hint}", field=f"kwargs.{unknown[0]}")
+    if is_built_in(source.module):
+        try:
+            check_values(source.module, source.name, kwargs)
+        except ParameterError as error:
+            raise RecipeError(f"`{source.function}`: {error}", field=f"kwargs.{error.parameter}") from error
     missing = [name for name in source.required if columns is not None and name not in {*OFFERED, *columns, *kwargs}]
     if missing:
         raise RecipeError(
@@ -203,7 +211,7 @@ class _Search:
         if find_module(f"{module.name}.{name}", self.path) is not None:
             below = find_module(f"{module.name}.{name}", self.path)
             return f"`{self.function}` is a module; name a function in it.{_candidates(below, name)}"
-        if module.name == BUILT_IN and "." not in self.function:
+        if module.name == BUILT_IN:
             return f"there is no built-in reward `{name}`.{_candidates(module, name)} A function of yours is named `module.function`."
         return f"`{self.function}`: module `{module.name}` ({module.file}) has no `{name}`.{_candidates(module, name)}"
 

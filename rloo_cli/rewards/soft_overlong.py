@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
+
+from rloo_cli.rewards.inputs import ParameterError
 
 
 def soft_overlong_punishment_reward(
@@ -18,8 +19,7 @@ def soft_overlong_punishment_reward(
     >>> soft_overlong_punishment_reward([[1] * 90], max_completion_len=100, soft_punish_cache=20)
     [-0.5]
     """
-    if not 0 <= soft_punish_cache <= max_completion_len:
-        raise ValueError(f"soft_punish_cache ({soft_punish_cache}) must lie between 0 and max_completion_len ({max_completion_len})")
+    check_values(max_completion_len, soft_punish_cache)
     return [_punishment(len(ids), max_completion_len, soft_punish_cache) for ids in completion_ids]
 
 
@@ -38,14 +38,15 @@ def get_soft_overlong_punishment(
     return reward
 
 
-def check_rows(columns: Mapping[str, Any], **kwargs: Any) -> list[str]:
-    """No notices. Raises ValueError for parameters that make no sense, before the first completion is made."""
-    soft_overlong_punishment_reward([], **kwargs)
-    return []
+def check_values(max_completion_len: int = 1280, soft_punish_cache: int = 256, **kwargs: Any) -> None:
+    """Raise ParameterError for parameters that make no sense."""
+    if not 0 <= soft_punish_cache <= max_completion_len:
+        message = f"soft_punish_cache ({soft_punish_cache}) must lie between 0 and max_completion_len ({max_completion_len})"
+        raise ParameterError("soft_punish_cache", message)
 
 
-soft_overlong_punishment_reward.check_rows = check_rows  # type: ignore[attr-defined]
-get_soft_overlong_punishment.check_rows = check_rows  # type: ignore[attr-defined]
+soft_overlong_punishment_reward.check_values = check_values  # type: ignore[attr-defined]
+get_soft_overlong_punishment.check_values = check_values  # type: ignore[attr-defined]
 
 
 def _punishment(length: int, longest: int, cache: int) -> float:

@@ -117,9 +117,7 @@ ONE_FAULT = {
 
 @pytest.mark.parametrize(("fault", "line"), ONE_FAULT.items(), ids=lambda value: value[:40])
 def test_one_fault_is_one_line_at_its_place(fault, line):
-    *lines, last = lines_of(VALID + fault + "\n")
-    assert lines == [line]
-    assert last.startswith("1 error. `rloo schema --show ")
+    assert lines_of(VALID + fault + "\n") == [line]
 
 
 REWARD_FAULTS = {
@@ -157,9 +155,9 @@ REWARD_FAULTS = {
 
 @pytest.mark.parametrize(("rewards", "expected"), REWARD_FAULTS.items(), ids=lambda value: str(value)[:40])
 def test_faults_of_rewards(rewards, expected):
-    *lines, last = lines_of(VALID.partition("rewards:")[0] + rewards + "\n")
-    assert lines == expected
-    assert last.startswith(f"{len(expected)} error")
+    lines = lines_of(VALID.partition("rewards:")[0] + rewards + "\n")
+    assert lines[: len(expected)] == expected
+    assert [line.split(".")[0] for line in lines[len(expected) :]] == ([f"{len(expected)} errors"] if len(expected) > 1 else [])
 
 
 def test_control_characters_reach_no_terminal():
@@ -180,13 +178,13 @@ def test_missing_fields_are_told_at_their_section():
 
 
 def test_a_misspelt_required_field_is_one_error():
-    assert lines_of(VALID.replace("model_name_or_path", "model_name"))[:-1] == [
+    assert lines_of(VALID.replace("model_name_or_path", "model_name")) == [
         "2:3: model.model_name: unknown field. Did you mean `model_name_or_path`?"
     ]
 
 
 def test_a_misspelt_section_is_one_error():
-    assert lines_of(VALID.replace("model:", "modle:"))[:-1] == ["1:1: modle: unknown section. Did you mean `model`?"]
+    assert lines_of(VALID.replace("model:", "modle:")) == ["1:1: modle: unknown section. Did you mean `model`?"]
 
 
 WHOLE_FILE = {
@@ -219,9 +217,7 @@ WHOLE_FILE = {
 
 @pytest.mark.parametrize(("data", "line"), WHOLE_FILE.values(), ids=WHOLE_FILE)
 def test_a_file_that_is_no_recipe_is_one_clear_line(data, line):
-    lines = lines_of(data)
-    assert lines[0] == line
-    assert lines[1:] == [] or lines[1:] == ["1 error. `rloo schema --show all` lists every field."]
+    assert lines_of(data) == [line]
 
 
 def test_twenty_levels_are_read():

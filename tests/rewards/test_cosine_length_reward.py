@@ -41,7 +41,7 @@ def test_max_len_has_to_be_a_length():
     with pytest.raises(ValueError, match="max_len"):
         cosine_length_reward(["3"], [[1]], max_len=0, answer=["3"])
     with pytest.raises(ValueError, match="max_len"):
-        cosine_length_reward.check_rows({"answer": ["3"]}, max_len=0)
+        cosine_length_reward.check_values(max_len=0)
 
 
 def test_gold_answers_are_checked_as_for_accuracy():

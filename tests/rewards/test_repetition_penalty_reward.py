@@ -26,7 +26,7 @@ def test_senseless_arguments_are_refused(arguments):
     with pytest.raises(ValueError, match=next(iter(arguments))):
         repetition_penalty_reward([[1]], **arguments)
     with pytest.raises(ValueError, match=next(iter(arguments))):
-        repetition_penalty_reward.check_rows({}, **arguments)
+        repetition_penalty_reward.check_values(**arguments)
 
 
 def test_agrees_with_trl():

@@ -29,5 +29,5 @@ def test_a_cache_longer_than_the_completion_is_refused():
     with pytest.raises(ValueError, match="soft_punish_cache"):
         soft_overlong_punishment_reward([[1]], max_completion_len=10, soft_punish_cache=11)
     with pytest.raises(ValueError, match="soft_punish_cache"):
-        get_soft_overlong_punishment.check_rows({}, max_completion_len=100)
-    assert soft_overlong_punishment_reward.check_rows({}) == []
+        get_soft_overlong_punishment.check_values(max_completion_len=100)
+    soft_overlong_punishment_reward.check_values()
