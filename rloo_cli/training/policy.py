@@ -114,9 +114,13 @@ def _refuse_beyond_memory(config: PreTrainedConfig, dtype: torch.dtype, name: st
 
 
 def _refuse_non_finite(model: PreTrainedModel) -> None:
-    for name, parameter in model.named_parameters():
-        if not torch.isfinite(parameter).all():
-            raise NonFiniteError(f"the model's weights hold NaN or infinity before training: {name}")
+    if name := first_non_finite(model):
+        raise NonFiniteError(f"the model's weights hold NaN or infinity before training: {name}", place=name)
+
+
+def first_non_finite(model: torch.nn.Module) -> str | None:
+    """The name of the first parameter that holds NaN or infinity; None where all are finite."""
+    return next((name for name, parameter in model.named_parameters() if not torch.isfinite(parameter).all()), None)
 
 
 def disable_dropout(model: torch.nn.Module) -> None:

@@ -22,7 +22,7 @@ from rloo_cli.training.experience import Collector, build_experience
 from rloo_cli.training.failed_batch import keep_failed_batch
 from rloo_cli.training.final_model import save_final_model
 from rloo_cli.training.inputs import TrainingInputs
-from rloo_cli.training.policy import trainable_state
+from rloo_cli.training.policy import first_non_finite, trainable_state
 from rloo_cli.training.recorder import Recorder, peak_memory_mb, rollout_rows
 from rloo_cli.training.rollout_metrics import generated_tokens, kl_metrics, rollout_metrics
 from rloo_cli.training.sampling import training_params
@@ -255,6 +255,7 @@ class TrainingRun:
         """Save the state after the last optimizer step, unless it is saved or there is none."""
         if self.step in (0, self.saved_step):
             return
+        self._refuse_non_finite_weights()
         started = time.perf_counter()
         value = self.position.evaluated_value if self.position.evaluated_step == self.step else None
         self.position = replace(self.position, best=better_of(self.recipe.run, self.position.best, value, self.step))
@@ -285,8 +286,18 @@ class TrainingRun:
         self.saved_step = self.step
         self._save_seconds = time.perf_counter() - started
 
+    def _refuse_non_finite_weights(self) -> None:
+        """An update of finite gradients may still overflow, with a learning rate far too high; such weights never replace sound ones."""
+        if name := first_non_finite(self.updater.policy.model):
+            raise NonFiniteError(
+                f"step {self.step}: the weights hold NaN or infinity after the update, first in {name}; they are not saved, and the checkpoint "
+                "before stands. The learning rate is too high: start a new run with a lower one.",
+                place=name,
+            )
+
     def save_final(self) -> None:
         """Write final/."""
+        self._refuse_non_finite_weights()
         with self.inputs.progress.phase("save"):
             save_final_model(self.inputs.folder, self.updater.policy.model, self.inputs.tokenizer, step=self.step)
         if (best := self.position.best) is not None:

@@ -10,7 +10,7 @@ import tiny
 import torch
 from rich.console import Console
 
-from rloo_cli.errors import EngineError, StoppedError, StorageError
+from rloo_cli.errors import EngineError, NonFiniteError, StoppedError, StorageError
 from rloo_cli.recipe.batch import plan_batches
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.checkpoint import find_checkpoint, list_steps
@@ -319,3 +319,20 @@ def test_with_overlap_a_failure_of_the_update_ends_what_is_sampled_ahead(tmp_pat
     with pytest.raises(StorageError):
         start(tmp_path / "run", monkeypatch, on_generate=slow, training__async_steps=1)
     assert all(not thread.name.startswith("generate-ahead") for thread in threading.enumerate())
+
+
+@pytest.mark.parametrize("save_steps", [1, 100])
+def test_weights_that_an_update_made_infinite_are_never_saved(save_steps, tmp_path, monkeypatch):
+    step = Updater._step_optimizer
+
+    def overflowing(updater, number):
+        metrics = step(updater, number)
+        if number == STEPS:
+            next(updater.policy.parameters()).data.fill_(float("inf"))
+        return metrics
+
+    monkeypatch.setattr(Updater, "_step_optimizer", overflowing)
+    with pytest.raises(NonFiniteError, match=f"step {STEPS}: the weights hold NaN or infinity after the update, first in .*embed"):
+        start(tmp_path / "run", monkeypatch, run__save_steps=save_steps)
+    assert list_steps(tmp_path / "run" / "checkpoints") == list(range(1, STEPS)) * (save_steps == 1)
+    assert not (tmp_path / "run" / "final").exists()
