@@ -197,6 +197,8 @@ def settings(options: ServeOptions, *, cpu: bool, given: Mapping[str, str], scra
         "GLOO_SOCKET_IFNAME": "lo",
     }
     defaults = {"VLLM_NO_USAGE_STATS": "1"}
+    if options.log_level == "debug":
+        defaults["VLLM_LOGGING_LEVEL"] = "DEBUG"
     if options.address.is_loopback:
         defaults["NCCL_SOCKET_IFNAME"] = "lo"
     if cpu:

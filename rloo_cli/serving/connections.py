@@ -45,7 +45,9 @@ def guarded(base: Any, *, most: int, head_seconds: float = HEAD_SECONDS, most_he
             self._rest()
             self._wait_for_head()
             if len(self.server_state.connections) > most:
-                next(iter(idle)).transport.abort()
+                longest_silent = next(iter(idle))
+                del idle[longest_silent]  # it is lost a moment later, and must not be chosen again until then
+                longest_silent.transport.abort()
 
         def data_received(self, data: bytes) -> None:
             before = self.cycle

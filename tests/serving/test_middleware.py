@@ -245,6 +245,13 @@ def test_the_longest_silent_makes_room(served):
         assert clients.seconds_until_closed(silent[0], 0.5) is not None
 
 
+def test_a_burst_of_silent_connections_stays_within_the_limit(served):
+    with contextlib.ExitStack() as stack:
+        for _ in range(4 * MOST_CONNECTIONS):
+            stack.enter_context(socket.create_connection(("127.0.0.1", served.port)))
+        wait_until(lambda: 0 < len(served.server.server_state.connections) <= MOST_CONNECTIONS, seconds=HEAD_SECONDS / 2)
+
+
 def test_garbage_and_a_crowd_leave_it_serving(served):
     clients.garbage(served.port)
     assert Counter(clients.thousand_at_once(served.port, KEY, count=MOST_CONNECTIONS - 10)) == {200: MOST_CONNECTIONS - 10}
