@@ -79,6 +79,14 @@ class PromptSet:
         """Tokens of each prompt, int64 of shape (len,)."""
         return np.diff(np.array(self._id_ends, dtype=np.int64), prepend=0)
 
+    def repeats(self) -> tuple[int, tuple[int, int] | None]:
+        """How many prompts have the tokens of an earlier one, and the first pair (earlier, later)."""
+        starts = [0, *self._id_ends[:-1]]
+        hashes = np.fromiter((hash(self._ids[start:end].tobytes()) for start, end in zip(starts, self._id_ends, strict=True)), np.int64)
+        _, firsts, kinds = np.unique(hashes, return_index=True, return_inverse=True)
+        later = np.flatnonzero(firsts[kinds] != np.arange(len(self)))
+        return len(later), (int(firsts[kinds[later[0]]]), int(later[0])) if len(later) else None
+
     def place(self, index: int) -> str:
         """Where a prompt stands in the data: `file:line` or `dataset:split row N`."""
         return self._rows.place(self._kept[index])

@@ -7,6 +7,9 @@ import re
 from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+import psutil
 
 from rloo_cli.data.hub import dataset_table, load_hub_table
 from rloo_cli.data.problems import Problems, show_path
@@ -15,9 +18,18 @@ from rloo_cli.data.text_files import READERS, TextFile
 from rloo_cli.errors import DataError, RecipeError
 from rloo_cli.recipe.schema import DataSection
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
 SUFFIXES = (*READERS, ".parquet")
 SHARD = re.compile(r"[-_.]\d+(-of-\d+)?$")
 """What a shard's file name adds to its split: `train-00000-of-00002`, `train_1`."""
+GIB = 1 << 30
+PIECE_ROWS = 1024
+MEMORY_SHARE = 0.5
+"""Of the free memory, what a split may take."""
+TOO_LARGE = "Read fewer rows (data.max_train_samples), or save it by `datasets`' save_to_disk, which is read where it lies."
 SINGLE_SPLIT = "train"
 """The only split of a file or of a saved `Dataset`, by the convention of `datasets`."""
 
@@ -37,6 +49,8 @@ def read_split(data: DataSection, split: str, problems: Problems, *, limit: int 
             raise RecipeError(f"data.dataset_config: {show_path(path)} is a file and has no configurations; remove the field.")
         _check_split(split, [SINGLE_SPLIT], show_path(path))
         return _read_files([path], data, problems, limit)
+    if path.exists():
+        raise RecipeError(f"data.dataset_name: {show_path(path)} is a pipe or a device; rows are read from files.")
     if _looks_like_path(data.dataset_name):
         raise RecipeError(f"data.dataset_name: no such file or folder: {data.dataset_name}")
     table = load_hub_table(data.dataset_name, config=data.dataset_config, split=split)
@@ -112,10 +126,19 @@ def _read_files(paths: Sequence[Path], data: DataSection, problems: Problems, li
         raise RecipeError(
             f"data.dataset_name: {show_path(paths[0])}: cannot read {suffixes[0] or 'a file without extension'}; {', '.join(SUFFIXES)} can be read."
         )
+    if limit is None:
+        _refuse_beyond_memory(paths)
     rows = ListRows()
     for path in paths:
         TextFile(path=path, name=show_path(path), rows=rows, problems=problems, prompt_column=data.prompt_column, limit=limit).read()
     return rows
+
+
+def _refuse_beyond_memory(paths: Sequence[Path]) -> None:
+    """Raise DataError for text files whose rows would not fit: they take at least as much as their text."""
+    size, memory = sum(path.stat().st_size for path in paths), psutil.virtual_memory().available
+    if size > memory * MEMORY_SHARE:
+        raise DataError(f"{show_path(paths[0])}: {size / GIB:.1f} GiB of text; {memory / GIB:.1f} GiB of memory are free. {TOO_LARGE}")
 
 
 def _read_parquet(paths: Sequence[Path], limit: int | None) -> Rows:
@@ -123,11 +146,11 @@ def _read_parquet(paths: Sequence[Path], limit: int | None) -> Rows:
     import pyarrow.parquet as pq
 
     name = show_path(paths[0]) if len(paths) == 1 else f"{show_path(paths[0].parent)}:{SHARD.sub('', paths[0].stem)}"
-    tables = []
+    tables: list[pa.Table] = []
     for path in paths:
+        left = None if limit is None else limit - sum(table.num_rows for table in tables)
         try:
-            tables.append(pq.ParquetFile(path).read())
-            tables[-1].validate(full=True)
+            tables.append(_parquet_table(pq.ParquetFile(path), show_path(path), left))
         except (pa.ArrowException, OSError, ValueError) as error:
             raise DataError(f"{show_path(path)}: not a readable Parquet file: {str(error).splitlines()[0]}") from error
     try:
@@ -137,6 +160,27 @@ def _read_parquet(paths: Sequence[Path], limit: int | None) -> Rows:
     return TableRows(table.slice(0, limit), name)
 
 
+def _parquet_table(file: pq.ParquetFile, name: str, limit: int | None) -> pa.Table:
+    """The first `limit` rows, read a piece at a time: a kilobyte of Parquet can hold a terabyte of zeros, and its footer need not say so.
+
+    Raises:
+        DataError: they do not fit into memory.
+    """
+    import pyarrow as pa
+
+    memory = psutil.virtual_memory().available
+    pieces, rows, size = [], 0, 0
+    for piece in file.iter_batches(batch_size=PIECE_ROWS):
+        piece.validate(full=True)
+        pieces.append(piece)
+        rows, size = rows + piece.num_rows, size + piece.nbytes
+        if size > memory * MEMORY_SHARE:
+            raise DataError(f"{name}: holds more than {size / GIB:.1f} GiB; {memory / GIB:.1f} GiB of memory are free. {TOO_LARGE}")
+        if limit is not None and rows >= limit:
+            break
+    return pa.Table.from_batches(pieces, file.schema_arrow)
+
+
 def _load_saved(folder: Path, name: str, limit: int | None) -> Rows:
     import datasets
     import pyarrow as pa
@@ -144,7 +188,7 @@ def _load_saved(folder: Path, name: str, limit: int | None) -> Rows:
     try:
         table = dataset_table(datasets.load_from_disk(str(folder)))
         table.validate(full=True)  # offsets that point outside the mapped file would end the process without a word
-    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, AttributeError, RuntimeError) as error:
         raise DataError(
             f"{name}: this saved data set cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from error

@@ -9,6 +9,7 @@ import csv
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ UTF16_MARKS = (b"\xff\xfe", b"\xfe\xff")
 WHITESPACE = re.compile(r"[ \t\r\n]*")
 CANONICAL_INT = re.compile(r"0|-?[1-9][0-9]{0,17}")
 CANONICAL_FLOAT = re.compile(r"-?(0|[1-9][0-9]*)\.[0-9]+")
+LONGEST_LINE = 1 << 30
+"""Bytes; a .json file may have all of its rows on one line."""
 LARGEST_CELL = 2**31 - 1
 """Characters of a CSV cell; the module's own limit of 131,072 is smaller than a long solution."""
 
@@ -59,7 +62,11 @@ class TextFile:
     def lines(self) -> Iterator[tuple[int, str]]:
         """(line number from 1, text with its line end). Bytes are split before decoding: U+2028 ends no line."""
         with self.path.open("rb") as file:
-            for number, raw in enumerate(file, 1):
+            for number, raw in enumerate(iter(lambda: file.readline(LONGEST_LINE + 1), b""), 1):
+                if len(raw) > LONGEST_LINE:
+                    raise DataError(
+                        f"{self.name}:{number}: a line of more than {LONGEST_LINE >> 20} MiB; that is no text file with a row a line."
+                    )
                 raw = raw.removeprefix(BOM) if number == 1 else raw
                 try:
                     text = raw.decode("utf-8")
@@ -158,6 +165,15 @@ READERS: dict[str, Callable[[TextFile], None]] = {".jsonl": _read_jsonl, ".json"
 """File extension → reader."""
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The object of these members; JSON parsers keep the last of two equal names without a word."""
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        ((name, _),) = Counter(name for name, _ in pairs).most_common(1)
+        raise ValueError(f"the name {quote(name)} stands twice in an object")
+    return made
+
+
 def _refuse_constant(name: str) -> None:
     """NaN is pandas' missing number and read as None; JSON has no infinities."""
     if name != "NaN":
@@ -171,7 +187,7 @@ def _finite_float(text: str) -> float:
     return value
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_float=_finite_float)
+_DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_refuse_constant, parse_float=_finite_float)
 
 
 def _reason(error: Exception) -> str:

@@ -66,7 +66,7 @@ class Prepared:
     max_prompt_tokens: int
     total_steps: int
     notices: tuple[str, ...]
-    """What reward functions noticed in the data, a line each."""
+    """What was noticed in the data, a line each."""
 
 
 def check_recipe(
@@ -155,7 +155,7 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
         context=context,
         max_prompt_tokens=limit,
         total_steps=total_steps(recipe, batch, len(prompts)),
-        notices=notices,
+        notices=(*_repeats_told(prompts), *notices),
     )
 
 
@@ -186,6 +186,15 @@ def _check_columns(checked: CheckedRecipe, prompts: PromptSet) -> None:
             faults.append(_placed(checked.loaded, i, error))
     if faults:
         raise RecipeError("\n".join(faults))
+
+
+def _repeats_told(prompts: PromptSet) -> Iterator[str]:
+    count, pair = prompts.repeats()
+    if pair is not None:
+        yield (
+            f"{prompts.source}: {count:,} of {len(prompts):,} prompts repeat an earlier one ({prompts.place(pair[1])} that of "
+            f"{prompts.place(pair[0])}); each row is trained on."
+        )
 
 
 def _placed(loaded: LoadedRecipe, index: int, error: RecipeError) -> str:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import os
 import sys
 import time
 
@@ -13,6 +14,7 @@ from tiny import byte_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
+from rloo_cli.data import sources
 from rloo_cli.data.dataset import RESERVED_COLUMNS, load_prompts
 from rloo_cli.errors import DataError, RecipeError
 from rloo_cli.recipe.schema import DataSection
@@ -308,3 +310,36 @@ def test_token_ids_take_four_bytes_each(tmp_path):
     prompts = load(write(tmp_path, [{"prompt": "x" * 100}] * 2000))
     buffers = [value for value in vars(prompts).values() if hasattr(value, "itemsize")]
     assert sum(sys.getsizeof(buffer) for buffer in buffers) < 2000 * (100 * 4 + 3 * 8) * 1.2
+
+
+def test_rows_beyond_the_memory_are_refused(tmp_path, monkeypatch):
+    bomb = tmp_path / "x.parquet"
+    Dataset.from_dict({"prompt": ["a" * 1000] * 100_000}).to_parquet(bomb)
+    text = write(tmp_path, ROWS * 1000)
+    assert bomb.stat().st_size < 1_000_000
+    monkeypatch.setattr(sources, "MEMORY_SHARE", 1e-8)
+    for path in (bomb, text):
+        assert "of memory are free. Read fewer rows (data.max_train_samples)" in refused(DataError, path)
+    assert len(load(text, limit=3)) == 3
+    monkeypatch.setattr(sources, "MEMORY_SHARE", 1e-3)
+    assert len(load(bomb, limit=3)) == 3
+
+
+def test_pipes_and_devices_are_not_opened(tmp_path):
+    os.mkfifo(tmp_path / "x.jsonl")
+    for path in (tmp_path / "x.jsonl", "/dev/zero"):
+        assert "is a pipe or a device" in refused(RecipeError, path)
+
+
+def test_a_cut_off_parquet_file(tmp_path):
+    Dataset.from_list(ROWS).to_parquet(tmp_path / "x.parquet")
+    data = (tmp_path / "x.parquet").read_bytes()
+    for length in (0, 1, len(data) // 2, len(data) - 1):
+        (tmp_path / "x.parquet").write_bytes(data[:length])
+        assert "not a readable Parquet file" in refused(DataError, tmp_path / "x.parquet")
+
+
+def test_repeated_prompts_are_counted(tmp_path):
+    prompts = load(write(tmp_path, [ROWS[0], ROWS[1], ROWS[0], ROWS[1], ROWS[1], ROWS[2]]))
+    assert prompts.repeats() == (3, (0, 2))
+    assert load(write(tmp_path, ROWS)).repeats() == (0, None)

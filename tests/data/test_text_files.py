@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from rloo_cli.data import text_files
 from rloo_cli.data.problems import Problems
 from rloo_cli.data.rows import ListRows
 from rloo_cli.data.text_files import TextFile
@@ -136,3 +137,19 @@ def test_mixed_types_in_a_column_stay_as_they_are(tmp_path):
     values = [1, "1", None, [1], {"k": 1.5}, True]
     rows = read(tmp_path, "x.jsonl", "\n".join(json.dumps({"a": value}) for value in values))[0]
     assert [row["a"] for row in rows] == values
+
+
+def test_a_name_that_stands_twice_in_an_object(tmp_path):
+    rows, _, message = read(tmp_path, "x.jsonl", '{"a": 1, "b": 2, "a": 3}\n{"m": [{"x": 1, "x": 2}]}\n{"a": 1}\n')
+    assert (
+        message
+        == "x.jsonl:1: not JSON: the name 'a' stands twice in an object\nx.jsonl:2: not JSON: the name 'x' stands twice in an object"
+    )
+    assert rows == [{"a": 1}]
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.json", "x.csv"])
+def test_a_line_without_end_is_not_read_whole(tmp_path, name, monkeypatch):
+    monkeypatch.setattr(text_files, "LONGEST_LINE", 1000)
+    with pytest.raises(DataError, match=f"{name}:2: a line of more than 0 MiB"):
+        read(tmp_path, name, b"\n" + b"x" * 2000)
