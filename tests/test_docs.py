@@ -82,10 +82,14 @@ def test_every_command_line_names_what_exists(case):
         assert words[0] in ("--help", "--version")
         return
     assert words[0] in COMMANDS, f"no command {words[0]}"
-    options = {option for parameter in COMMANDS[words[0]].params for option in getattr(parameter, "opts", [])} | {"--help"}
-    for word in words[1:]:
+    command = COMMANDS[words.pop(0)]
+    if hasattr(command, "commands") and words:  # rloo rollouts show
+        assert words[0] in command.commands, f"no command {command.name} {words[0]}"
+        command = command.commands[words.pop(0)]
+    options = {option for parameter in command.params for option in getattr(parameter, "opts", [])} | {"--help"}
+    for word in words:
         if word.startswith("-"):
-            assert word.split("=")[0] in options, f"rloo {words[0]} has no {word}"
+            assert word.split("=")[0] in options, f"rloo {command.name} has no {word}"
     for name in re.findall(r"--set (?:[a-z]+\.)?([a-z_]+)=", line):
         assert any(name == field.name for section in SECTIONS for field in section_fields(section)), f"no field {name}"
 
@@ -122,6 +126,8 @@ def test_the_readmes_own_task_trains_as_written(tmp_path, capsys):
     model = ["--set", f"model_name_or_path={ROOT / 'recipes' / 'quickstart' / 'model'}"]
     small = ["--set", "max_steps=1", "--set", "bf16=false", "--set", "max_completion_length=4"]
     recipe = str(tmp_path / "my-task" / "recipe.yaml")
+    assert exit_code_of(["rewards", "check", recipe]) == 0
+    assert "nothing looks wrong" in capsys.readouterr().out
     assert exit_code_of(["plan", recipe, *model, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["columns"] == ["answer"]
     assert exit_code_of(["train", recipe, *model, *small, "--output-dir", str(tmp_path / "run")]) == 0, capsys.readouterr().err

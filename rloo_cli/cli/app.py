@@ -67,7 +67,7 @@ def main(
     rloo eval  runs/mine                    score what was trained
     rloo schema --show generation           the fields of a recipe's section
     rloo rewards check recipes/quickstart.yaml   what its reward pays for
-    rloo rollouts show runs/mine            what the model wrote, and what it got for it
+    rloo rollouts show runs/mine            completions, rewards, advantages
 
     `rloo COMMAND --help` tells more.
     """

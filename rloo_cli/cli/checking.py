@@ -39,6 +39,8 @@ def means_recipe(subject: str) -> bool:
     """Whether a recipe is meant, by its path or a shipped one's name, and not a function."""
     from rloo_cli.plan.shipped import find_recipe
 
+    if subject.endswith(".py"):
+        return False  # said better where functions are looked for
     return subject.endswith(YAML) or "/" in subject or find_recipe(subject).is_file()
 
 

@@ -26,6 +26,7 @@ def rescore_files(
     kwargs: str | None,
     against: str | None,
     dataset: str | None,
+    reads_data: bool,
     code_dir: str | None,
     timeout: float,
 ) -> dict[str, list[RescoredGroup]]:
@@ -49,7 +50,9 @@ def rescore_files(
         reward_workers(entry, code_dir=folder, num_workers=workers) as runner,
     ):
         source = runner.sources[0]
-        wanted = needs_columns(source.parameters, {**dict.fromkeys(OFFERED), **entry.kwargs}, takes_any_keyword=source.takes_any_keyword)
+        wanted = reads_data and needs_columns(
+            source.parameters, {**dict.fromkeys(OFFERED), **entry.kwargs}, takes_any_keyword=source.takes_any_keyword
+        )
         columns_of = _columns_of(dataset, source, entry.kwargs) if wanted else _no_columns
         for i, file in enumerate(files):
             status.update(f"scoring step {file.label} ({i + 1} of {len(files)})")

@@ -17,10 +17,10 @@ app = typer.Typer(
     help="""Reward functions: which there are, whether one does what you think, and a new one to start from.
 
     \b
-    rloo rewards ls                                            the built-in ones
-    rloo rewards new my_reward                                 my_reward.py and a test of it
+    rloo rewards ls                                the built-in ones
+    rloo rewards new my_reward                     my_reward.py and a test of it
     rloo rewards check my_reward.my_reward --data prompts.jsonl
-    rloo rewards check my-task/recipe.yaml                     those of a recipe, on its data
+    rloo rewards check my-task/recipe.yaml         those of a recipe, on its data
 
     A reward is the only thing that a model learns from: a minute here spares hours of training towards the wrong thing.
     """,
@@ -128,12 +128,13 @@ def check(
 
     \b
     rloo rewards check my_reward.my_reward --data prompts.jsonl
-    rloo rewards check accuracy_reward --data train.jsonl --column final_answer -n 20
-    rloo rewards check my_reward.my_reward --data prompts.jsonl --completions mine.jsonl
+    rloo rewards check accuracy_reward --data train.jsonl --column final_answer
+    rloo rewards check my_reward.my_reward --data prompts.jsonl \\
+                       --completions mine.jsonl -n 20
     rloo rewards check recipes/quickstart.yaml
     """
     from rloo_cli.cli.checking import chosen_rewards, means_recipe
-    from rloo_cli.cli.page import new_console, print_json, print_page
+    from rloo_cli.cli.page import new_console, plain, print_json, print_page
 
     is_recipe = means_recipe(subject)
     if is_recipe and (data or kwargs):
@@ -162,7 +163,8 @@ def check(
 
             print_page(console, check_parts(console, results[-1], chosen.data))
     if as_json:
-        print_json({"data": chosen.data.source, "gold_column": chosen.data.gold_column, "rewards": results})
+        documents = [{**plain(checked), "failures": checked.failures, "seconds": checked.seconds} for checked in results]
+        print_json({"data": chosen.data.source, "gold_column": chosen.data.gold_column, "rewards": documents})
     _raise_for(results)
 
 

@@ -18,11 +18,11 @@ app = typer.Typer(
     help="""Look at what the model wrote and what it got for it: every completion of a run is kept.
 
     \b
-    rloo rollouts ls runs/mine                        which steps there are
-    rloo rollouts stats runs/mine                     rewards, lengths, groups without signal, by step
-    rloo rollouts show runs/mine --worst              a group: prompt, completions, rewards, advantages
-    rloo rollouts diff runs/mine eval-0 eval          the same prompts before and after
-    rloo rollouts rescore runs/mine --reward my.score     another reward over the same completions
+    rloo rollouts ls runs/mine                   which steps there are
+    rloo rollouts stats runs/mine                rewards and lengths by step
+    rloo rollouts show runs/mine --worst         a group: texts, rewards, advantages
+    rloo rollouts diff runs/mine eval-0 eval     the same prompts before and after
+    rloo rollouts rescore runs/mine -r my.score  another reward, the same texts
 
     A STEP is a number, `eval-40`, `failed-12`, `first`, `last`, `eval` or `failed` (the last of them); `5-20` where several are taken.
     All of it needs neither the model nor a GPU. `--json` is for machines.
@@ -114,11 +114,11 @@ def show_groups(
     """Show a group: the prompt, and each completion with its reward by function, advantage, length and how it ended.
 
     \b
-    rloo rollouts show runs/mine                              the first group of the last step
+    rloo rollouts show runs/mine                   the last step's first group
     rloo rollouts show runs/mine --step 12 --worst -n 3
     rloo rollouts show runs/mine --step eval --prompt 7 --special
     rloo rollouts show runs/mine --contains '</think>' --full | less -R
-    rloo rollouts show runs/mine/failed/step-000012.parquet   what a run stopped at
+    rloo rollouts show runs/mine --step failed     what a run stopped at
     """
     if best and worst:
         raise typer.BadParameter("one of them at a time.", param_hint="--best, --worst")
@@ -168,9 +168,9 @@ def diff_steps(
     Evaluations have the same prompts every time; training steps meet theirs again an epoch later.
 
     \b
-    rloo rollouts diff runs/mine eval-0 eval                  before and after training
-    rloo rollouts diff runs/mine eval-0 eval --worst          what was unlearnt
-    rloo rollouts diff runs/mine 5 5 --other runs/theirs      the same step of two runs
+    rloo rollouts diff runs/mine eval-0 eval              before and after training
+    rloo rollouts diff runs/mine eval-0 eval --worst      what was unlearnt
+    rloo rollouts diff runs/mine 5 5 --other runs/theirs  a step of two runs
     """
     if best and worst:
         raise typer.BadParameter("one of them at a time.", param_hint="--best, --worst")
@@ -221,6 +221,7 @@ def rescore(
             "--data", metavar="FILE", show_default=False, help="Where the columns that it needs are; default: the run's data set."
         ),
     ] = None,
+    no_data: Annotated[bool, typer.Option("--no-data", help="Read no data: the function needs prompts and completions alone.")] = False,
     code_dir: Annotated[
         str | None,
         typer.Option("--code-dir", metavar="DIR", show_default=False, help="Where it is imported from; default: as in the run."),
@@ -237,8 +238,8 @@ def rescore(
 
     \b
     rloo rollouts rescore runs/mine --reward my_rewards.strict
-    rloo rollouts rescore runs/mine --reward exact_match_reward --kwargs '{column: answer}' --step 1-10
-    rloo rollouts rescore runs/mine --reward my_rewards.length --against correct_answer
+    rloo rollouts rescore runs/mine -r regex_reward --kwargs '{pattern: "42"}'
+    rloo rollouts rescore runs/mine -r my_rewards.length --against correct_answer
     """
     from rloo_cli.cli.page import new_console, print_json, print_page
     from rloo_cli.cli.rescoring import rescore_files
@@ -247,7 +248,9 @@ def rescore(
 
     files = find_rollouts(Path(run))
     chosen = choose_files(files, steps) if steps else [file for file in files if file.kind == "train"] or files
-    rescored = rescore_files(chosen, reward=reward, kwargs=kwargs, against=against, dataset=data, code_dir=code_dir, timeout=timeout)
+    rescored = rescore_files(
+        chosen, reward=reward, kwargs=kwargs, against=against, dataset=data, reads_data=not no_data, code_dir=code_dir, timeout=timeout
+    )
     every = [group for groups in rescored.values() for group in groups]
     total, by_step = agreement(every), {label: agreement(groups) for label, groups in rescored.items()}
     found = examples(every, count)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rloo_cli.errors import RefusedError
-from rloo_cli.inspect.rollout_files import RolloutFile, name_steps
+from rloo_cli.inspect.rollout_files import RolloutFile, RolloutKind, name_steps
 from rloo_cli.inspect.stored import StoredCompletion, StoredGroup, read_table
 
 
@@ -47,9 +47,12 @@ def nothing_in_common(before: RolloutFile, after: RolloutFile, others: Sequence[
     """The error for two files without a common prompt; `others`: files of the second run, searched for one that has some."""
     wanted = _prompts(before)
     fitting = [file for file in others if file.path not in (before.path, after.path) and wanted & _prompts(file)]
-    hint = (
-        f" Steps with prompts of step {before.label}: {name_steps(fitting)}." if fitting else " Evaluations share theirs: eval-0 and eval."
-    )
+    evaluations = [file for file in others if file.kind is RolloutKind.EVAL]
+    hint = ""
+    if fitting:
+        hint = f" Steps with prompts of step {before.label}: {name_steps(fitting)}."
+    elif before in others and len(evaluations) > 1:
+        hint = f" Evaluations have the same prompts every time: {name_steps(evaluations)}."
     return RefusedError(f"steps {before.label} and {after.label} have no prompt in common.{hint}")
 
 

@@ -76,7 +76,7 @@ def columns_source(file: RolloutFile, dataset: str | None) -> PromptColumns:
     """
     recipe = run_recipe(file.run.recipe)
     if recipe is None and dataset is None:
-        raise RefusedError(f"no recipe.yaml lies beside {file.path}: name the data that the prompts are from by --data.")
+        raise RefusedError(f"no recipe.yaml lies beside {file.path}: name the data that the prompts are from by --data, or say --no-data.")
     data = recipe.data if recipe is not None else DataSection(dataset_name=dataset or "")
     if dataset is not None:
         data = data.model_copy(update={"dataset_name": dataset, "dataset_config": None})

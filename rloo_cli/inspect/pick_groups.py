@@ -45,7 +45,8 @@ def pick_groups(
     if finish_reason is not None:
         found = [group for group in found if any(completion.finish_reason == finish_reason for completion in group.completions)]
     if not found:
-        raise RefusedError(f"no completion of step {file.label} is like that.")
+        reasons = sorted({completion.finish_reason or "unknown" for group in groups for completion in group.completions})
+        raise RefusedError(f"no completion of step {file.label} is like that (they ended: {', '.join(reasons)}).")
     if order is not None:
         found = [group for group in found if group.mean_reward is not None] or found
         found.sort(key=lambda group: group.mean_reward or 0.0, reverse=order == "best")

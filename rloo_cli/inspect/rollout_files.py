@@ -12,6 +12,7 @@ from rloo_cli.errors import RefusedError
 from rloo_cli.run.folder import RunFolder
 
 NAME = re.compile(r"(?:(eval|step)-)?(\d+)\.parquet")
+ONE_STEP = re.compile(r"(?:(train|eval|failed)-)?(\d+)")
 RANGE = re.compile(r"(\d+)-(\d+)")
 MOST_NAMED = 6
 """Steps that a message lists."""
@@ -86,7 +87,7 @@ def choose_file(files: Sequence[RolloutFile], word: str) -> RolloutFile:
     """The one file that a word means. Raises RefusedError as `choose_files`, and for a range."""
     chosen = _meant(files, word)
     if len(chosen) > 1:
-        raise RefusedError(f"--step {word} means {len(chosen)} steps; one is wanted here.")
+        raise RefusedError(f"`{word}` means {len(chosen)} steps; one is wanted here.")
     return chosen[0]
 
 
@@ -101,8 +102,8 @@ def _meant(files: Sequence[RolloutFile], word: str) -> list[RolloutFile]:
     elif word in (RolloutKind.EVAL, RolloutKind.FAILED):
         found = [file for file in files if file.kind == word][-1:]
     else:
-        kind, _, number = word.rpartition("-")
-        found = [file for file in files if number.isdecimal() and file.step == int(number) and file.kind == (kind or "train")]
+        named = ONE_STEP.fullmatch(word)
+        found = [file for file in files if named and file.step == int(named[2]) and file.kind == (named[1] or RolloutKind.TRAIN)]
     if not found:
         raise RefusedError(f"no rollouts of step `{word}`; there are: {name_steps(files)}.")
     return found
