@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from typing import Protocol
 
@@ -17,6 +17,8 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from rloo_cli.rollout.kv_cache import KVCache, Run
 
+CheckStop = Callable[[], None] | None
+
 PREFILL_TOKENS = 8192
 """Prompt tokens in one forward pass, as long as a single prompt is not longer."""
 
@@ -24,8 +26,10 @@ PREFILL_TOKENS = 8192
 class Decoder(Protocol):
     """Logits of the next token, step by step."""
 
-    def prefill(self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Sequence[int], longest: int) -> torch.Tensor:
-        """Logits [n, V] after each row's prompt. `longest`: most completion tokens to come."""
+    def prefill(
+        self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Sequence[int], longest: int, check_stop: CheckStop = None
+    ) -> torch.Tensor:
+        """Logits [n, V] after each row's prompt. `longest`: most completion tokens to come; `check_stop` raises to give up."""
         ...
 
     def step(self, tokens_n: torch.Tensor) -> torch.Tensor:
@@ -48,11 +52,13 @@ class PackedDecoder:
         self.cache: KVCache
         self.positions_n1: torch.Tensor
 
-    def prefill(self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Sequence[int], longest: int) -> torch.Tensor:
-        """Logits [n, V] after each row's prompt. Prompts come sorted by length."""
+    def prefill(
+        self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Sequence[int], longest: int, check_stop: CheckStop = None
+    ) -> torch.Tensor:
+        """Logits [n, V] after each row's prompt. Prompts come sorted by length; a stop is looked for between chunks of them."""
         lengths = [len(prompt) for prompt in prompts]
         self.cache = KVCache(lengths, prompt_of_row, longest=longest)
-        logits_PV = torch.cat([self._prefill_chunk(prompts, chunk) for chunk in _chunks(lengths)])
+        logits_PV = torch.cat([self._prefill_chunk(prompts, chunk, check_stop) for chunk in _chunks(lengths)])
         self.cache.start_rows()
         index_n = torch.tensor(prompt_of_row, device=logits_PV.device)
         self.positions_n1 = torch.tensor(lengths, device=logits_PV.device)[index_n].unsqueeze(1)
@@ -70,7 +76,9 @@ class PackedDecoder:
         self.cache.reorder(order_n)
         self.positions_n1 = self.positions_n1[torch.from_numpy(order_n).to(self.positions_n1.device)]
 
-    def _prefill_chunk(self, prompts: Sequence[tuple[int, ...]], chunk: range) -> torch.Tensor:
+    def _prefill_chunk(self, prompts: Sequence[tuple[int, ...]], chunk: range, check_stop: CheckStop) -> torch.Tensor:
+        if chunk.start and check_stop is not None:
+            check_stop()
         device = self.model.device
         lengths = [len(prompts[p]) for p in chunk]
         self.cache.runs = _runs(lengths, chunk.start)
@@ -102,8 +110,10 @@ class PlainDecoder:
             return False
         return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=model.config).layers)
 
-    def prefill(self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Sequence[int], longest: int) -> torch.Tensor:
-        """Logits [n, V] after each row's prompt."""
+    def prefill(
+        self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Sequence[int], longest: int, check_stop: CheckStop = None
+    ) -> torch.Tensor:
+        """Logits [n, V] after each row's prompt, from one forward pass."""
         device, width = self.model.device, max(len(prompt) for prompt in prompts)
         tokens_PS = torch.tensor([[0] * (width - len(prompt)) + list(prompt) for prompt in prompts], device=device)
         lengths_P1 = torch.tensor([[len(prompt)] for prompt in prompts], device=device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,12 +10,10 @@ import numpy as np
 import torch
 from transformers import GenerationConfig, LogitsProcessorList, PreTrainedModel, StoppingCriteriaList
 
-from rloo_cli.rollout.decoders import Decoder
+from rloo_cli.rollout.decoders import CheckStop, Decoder
 from rloo_cli.rollout.engine import GenerationRequest, RandomKey, SamplingParams
 from rloo_cli.rollout.rows import Rows, compact
 from rloo_cli.rollout.sampling import Sampler
-
-CheckStop = Callable[[], None] | None
 
 
 def distinct_prompts(requests: Sequence[GenerationRequest]) -> tuple[list[tuple[int, ...]], list[int]]:
@@ -28,7 +26,7 @@ def distinct_prompts(requests: Sequence[GenerationRequest]) -> tuple[list[tuple[
 def decode(decoder: Decoder, rows: Rows, params: SamplingParams, key: RandomKey, check_stop: CheckStop) -> None:
     """Fill `rows`; rows that end leave the batch."""
     prompts, prompt_of_row = distinct_prompts(rows.requests)
-    logits_nV = decoder.prefill(prompts, prompt_of_row, int(rows.limit_of_row.max()))
+    logits_nV = decoder.prefill(prompts, prompt_of_row, int(rows.limit_of_row.max()), check_stop)
     sampler = Sampler(params, key, rows.number_of_row, [prompts[p] for p in prompt_of_row], vocabulary=logits_nV.shape[-1])
     while True:
         if check_stop is not None:

@@ -7,12 +7,18 @@ import tiny
 import torch
 
 from rloo_cli.errors import EngineError, NonFiniteError
-from rloo_cli.rollout import kv_cache
+from rloo_cli.rollout import decoders, kv_cache
 from rloo_cli.rollout.engine import GenerationRequest, RandomKey, SamplingParams
 from rloo_cli.rollout.transformers_engine import TransformersEngine
 from rloo_cli.types import FinishReason
 
 KEY = RandomKey(seed=1, step=2)
+
+
+class Stop(Exception):
+    """What the tests' check_stop raises."""
+
+
 PROMPTS = [tuple(range(40, 50)), tuple(range(60, 63)), tuple(range(80, 100)), (7,)]
 PACKABLE = ["qwen2", "llama", "gpt2", "gemma"]
 
@@ -225,9 +231,6 @@ def test_groups_are_announced_while_others_still_grow():
 
 @pytest.mark.parametrize("name", ["qwen2", "falcon_h1"])
 def test_check_stop_abandons_the_batch(name):
-    class Stop(Exception):
-        pass
-
     calls = []
 
     def check():
@@ -242,6 +245,21 @@ def test_check_stop_abandons_the_batch(name):
     with pytest.raises(Stop):
         engine.generate(requests(), SamplingParams(max_new_tokens=50), KEY, check_stop=check)
     assert (model.training, model.config._attn_implementation) == (True, before)
+
+
+def test_a_stop_is_looked_for_between_the_chunks_of_many_prompts(monkeypatch):
+    monkeypatch.setattr(decoders, "PREFILL_TOKENS", 1)
+    passes, model = [], tiny.qwen2()
+    model.register_forward_pre_hook(lambda *_: passes.append(1))
+    engine = engine_of(model, "packed")
+
+    def check():
+        if len(passes) == 2:
+            raise Stop
+
+    with pytest.raises(Stop):
+        engine.generate(requests(), SamplingParams(max_new_tokens=4), KEY, check_stop=check)
+    assert len(passes) == 2 < len({request.token_ids for request in requests()})
 
 
 @pytest.mark.parametrize("name", ["llama", "falcon_h1"])
