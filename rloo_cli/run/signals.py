@@ -24,6 +24,8 @@ STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP)
 GRACE_SECONDS = 3.0
 """After a second Ctrl-C the program unwinds; what is not done by then is ended the hard way."""
 
+LEFT_AT_ONCE = "interrupted twice: left at once; the last checkpoint that was saved stands, --resume goes on from it."
+
 
 class StopRequested(KeyboardInterrupt):
     """A signal asked the run to stop. Raised by StopSignal alone; whoever owns it makes a StoppedError of it.
@@ -96,10 +98,10 @@ class StopSignal:
         is_first = self.received is None
         self.request(signal.Signals(number).name)
         self._interrupts += number == signal.SIGINT
+        if is_first:
+            _tell_terminal(f"{self.received}: stopping, what was trained is saved; a second Ctrl-C leaves at once")
         if number == signal.SIGINT and self._interrupts == 2:
-            raise InterruptedTwiceError(
-                "interrupted twice: left at once; the last checkpoint that was saved stands, --resume goes on from it."
-            )
+            raise InterruptedTwiceError(LEFT_AT_ONCE)
         if self._interrupts > 2:
             self._leave()
         if self._is_at_once and is_first:
@@ -139,12 +141,19 @@ def _watch(ear: socket.socket, leave: Callable[[], None], grace_seconds: float) 
             deadline = time.monotonic() + grace_seconds
 
 
+def _tell_terminal(line: str) -> None:
+    """Show a person at once that the key was heard. Written past Python's streams, whose locks the main thread may hold."""
+    with contextlib.suppress(OSError):
+        if os.isatty(2):
+            os.write(2, f"\r\n{line}\r\n".encode())
+
+
 def leave_now() -> None:
     """End this process and all its children at once, with exit code 130."""
     import psutil
 
     with contextlib.suppress(OSError):
-        os.write(2, b"\ninterrupted twice: left at once; the last checkpoint that was saved stands, --resume goes on from it.\n")
+        os.write(2, f"\n{LEFT_AT_ONCE}\n".encode())
     for child in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
             child.kill()

@@ -138,6 +138,16 @@ def test_code_that_swallows_the_second_interrupt_is_ended_with_its_children():
     assert not runs(child)
 
 
+def test_a_terminal_shows_at_once_that_the_key_was_heard():
+    ours, theirs = os.openpty()
+    program = "import os, signal\nfrom rloo_cli.run.signals import StopSignal\nwith StopSignal(): os.kill(os.getpid(), signal.SIGINT)"
+    done = subprocess.run([sys.executable, "-c", program], stderr=theirs, timeout=60)
+    os.close(theirs)
+    assert done.returncode == 0
+    assert b"SIGINT: stopping" in os.read(ours, 4096)
+    os.close(ours)
+
+
 DEEP_IN_C = """
 import hashlib
 from rloo_cli.run.signals import StopSignal
