@@ -37,15 +37,16 @@ class ModuleFile:
     """Folders of its submodules; None where it is no package."""
 
 
-def search_path(code_dir: Path) -> list[str]:
-    """The folders that reward functions are imported from: `code_dir`, then what is installed.
+def search_path(code_dir: Path | None) -> list[str]:
+    """The folders that reward functions are imported from: `code_dir`, if there is one, then what is installed.
 
     The working directory is left out unless it is one of those, or PYTHONPATH names it.
     """
     named = {os.path.realpath(entry) for entry in os.environ.get("PYTHONPATH", "").split(os.pathsep) if entry}
     here = os.path.realpath(Path.cwd())
     installed = [entry for entry in sys.path if entry and (os.path.realpath(entry) != here or here in named)]
-    return list(dict.fromkeys([str(code_dir.resolve()), *installed, PACKAGE_ROOT]))
+    own = [str(code_dir.resolve())] if code_dir is not None else []
+    return list(dict.fromkeys([*own, *installed, PACKAGE_ROOT]))
 
 
 def find_module(name: str, path: Sequence[str]) -> ModuleFile | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import sys
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,8 @@ from rloo_cli.rewards.parameters import check_values, is_built_in
 BUILT_IN = "rloo_cli.rewards"
 OFFERED = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 """What every reward function may name beside the data set's columns and its own `kwargs`."""
+COMPLETIONS = ("completions", "completion_ids", "prompts")
+"""What a reward function takes one of at least. Any other installed function, such as `subprocess.getoutput`, is none of a recipe's business."""
 MOST_HOPS = 20
 """Re-exports and aliases that are followed before giving up."""
 MOST_CANDIDATES = 12
@@ -93,6 +96,10 @@ def check_arguments(source: RewardSource, *, columns: Collection[str] | None, kw
         raise RecipeError(f"`{source.function}`: kwargs cannot hold `{reserved[0]}`, which every call gets", field=f"kwargs.{reserved[0]}")
     if not source.is_signature_known:
         return
+    if not source.takes_any_keyword and set(source.parameters).isdisjoint(COMPLETIONS):
+        raise RecipeError(
+            f"`{source.function}` ({source.file}:{source.line}) takes no `completions`: it is no reward function. {_takes(source)}"
+        )
     # A built-in's **kwargs swallows the columns that it does not read; every parameter that it has is named.
     takes_anything = source.takes_any_keyword and source.module != BUILT_IN
     unknown = [] if takes_anything else sorted(set(kwargs) - set(source.parameters))
@@ -126,6 +133,8 @@ class _Search:
             raise RecipeError(
                 f"`{self.function}`: module `{module_name}` has no Python source; name a Python function of yours that calls it"
             )
+        if module_name.partition(".")[0] in sys.stdlib_module_names and not Path(module.file).is_relative_to(self.code_dir.resolve()):
+            raise RecipeError(f"`{self.function}`: `{module_name}` belongs to Python itself and holds no reward functions")
         found = self._follow(module, name, MOST_HOPS)
         if found is None:
             raise RecipeError(self._no_name(module, name))

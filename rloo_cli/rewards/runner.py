@@ -25,6 +25,7 @@ from rloo_cli.rewards.jobs import check_request, plain_group
 from rloo_cli.rewards.ledger import Ledger
 from rloo_cli.rewards.memory import memory_share
 from rloo_cli.rewards.modules import search_path
+from rloo_cli.rewards.parameters import is_built_in
 from rloo_cli.rewards.pool import POLL_SECONDS, Event, WorkerPool
 from rloo_cli.rewards.resolve import RewardSource, check_arguments, find_reward
 from rloo_cli.rewards.worker import expand_rows
@@ -77,7 +78,8 @@ class RewardRunner:
             raise RecipeError(f"two rewards are named `{doubled[0]}`: give one of them another `name`")
         self._entries = tuple(entries)
         self._check_arguments(None)
-        self._code_dir = code_dir
+        # A recipe with built-in rewards alone is data, whatever modules lie beside it: none of them may stand in for an installed one.
+        self._code_dir = None if all(is_built_in(source.module) for source in self.sources) else code_dir
         self._num_workers = num_workers
         self._log_dir = log_dir
         self._memory_limit = memory_limit
@@ -214,9 +216,8 @@ class RewardRunner:
         return {"index": k, "module": source.module, "name": source.name, "kwargs": entry.kwargs, "timeout": entry.timeout}
 
     def _load_in_trainer(self, k: int) -> calls.LoadedReward:
-        folder = str(self._code_dir.resolve())
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+        if self._code_dir is not None and str(self._code_dir.resolve()) not in sys.path:
+            sys.path.insert(0, str(self._code_dir.resolve()))
         loaded = calls.load_or_fail(self._function(k))
         if isinstance(loaded, dict):
             LOGGER.error("importing %s failed\n%s", self.sources[k].module, loaded["traceback"])

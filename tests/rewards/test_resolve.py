@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import sys
 import textwrap
 
@@ -44,7 +45,7 @@ def test_a_function_below_the_code_folder(tmp_path):
 
 
 def test_installed_packages_are_searched_too(tmp_path):
-    assert find_reward("json.dumps", code_dir=tmp_path).file.endswith("json/__init__.py")
+    assert find_reward("yaml.dump", code_dir=tmp_path).file.endswith("yaml/__init__.py")
 
 
 def test_the_code_folder_comes_first(tmp_path):
@@ -253,3 +254,23 @@ def test_a_misspelt_argument_of_a_built_in_is_found_although_it_takes_any_column
     check_arguments(source, columns=None, kwargs={"pattern": "a", "match": "full"})
     with pytest.raises(RecipeError, match="takes no `patern`. Did you mean `pattern`"):
         check_arguments(source, columns=None, kwargs={"patern": "a"})
+
+
+@pytest.mark.parametrize(
+    ("function", "kwargs", "fragment"),
+    [
+        ("subprocess.getoutput", {"cmd": "touch canary"}, "belongs to Python itself"),
+        ("shutil.rmtree", {"path": "canary"}, "belongs to Python itself"),
+        ("os.system", {"command": "touch canary"}, "belongs to Python itself"),
+        ("builtins.exec", {}, "no Python source"),
+        ("pytest.importorskip", {"modname": "canary"}, "takes no `completions`: it is no reward function. Its parameters: modname,"),
+    ],
+)
+def test_a_recipe_cannot_call_whatever_is_installed(tmp_path, function, kwargs, fragment):
+    with pytest.raises(RecipeError, match=re.escape(fragment)):
+        check_arguments(find_reward(function, code_dir=tmp_path), columns=None, kwargs=kwargs)
+
+
+def test_a_module_of_the_recipes_folder_may_have_the_name_of_one_of_pythons(tmp_path):
+    (tmp_path / "statistics.py").write_text("def score(completions): return [1.0] * len(completions)")
+    assert find_reward("statistics.score", code_dir=tmp_path).file == str(tmp_path / "statistics.py")

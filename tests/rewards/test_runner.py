@@ -369,6 +369,18 @@ def test_the_working_directory_is_not_imported_from(tmp_path, monkeypatch):
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.parametrize("run_in", ["worker", "trainer"])
+def test_nothing_beside_a_recipe_of_built_in_rewards_is_imported(tmp_path, run_in):
+    (tmp_path / "string.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\nraise ValueError")
+    (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'canary')!r}, 'w')\nraise ValueError")
+    entry = RewardEntry(function="exact_match_reward", run_in=run_in)
+    with RewardRunner([entry], code_dir=tmp_path, num_workers=1, log_dir=None) as started:
+        started.start()
+        assert rewards(started, group(0, ["a"], answer="a"))[0].values == ((1.0,),)
+    assert not (tmp_path / "canary").exists()
+    assert str(tmp_path) not in sys.path
+
+
 def test_a_module_that_starts_threads_is_imported_by_each_worker(tmp_path):
     source = """
     import os, threading, time
