@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -32,6 +33,7 @@ def main() -> int:
         results = card.from_json(arguments.json.read_text()) if arguments.json else []
         print(card.markdown(faults, results), end="")
         return 0
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # so that what was begun is cleaned up
     results = []
     with bench.Workshop(kills=arguments.kills) as workshop:
         for entry in faults:

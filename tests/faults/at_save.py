@@ -1,20 +1,26 @@
 """The SQLite way: one run is brought to a save, forks there for n = 1, 2, 3 …, and each fork's n-th call to the file system fails.
 
-A fork goes on with the rest of the program in a run folder that looks as it did before the save; when it has ended, its folder is put
-aside as `cases/<n>/run`, its output beside it, and the next one begins. The first in which nothing failed is the last.
+A fork makes the save in a run folder that looks as it did before it, and ends: by the fault, by the error that the fault becomes, or
+after a save that went on all the same (the forks share the reward workers, so none can train on). Its folder is put aside as
+`cases/<n>/run`, its output beside it, and the next one begins. The first in which nothing failed is the last.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-MOST_CALLS = 400
+MOST_CALLS = 1000
+PID = re.compile(r"(?<=-)\d+(?=/|$)")
+"""At the end of a temporary's name."""
 SURVIVED = 77
 """Exit code of the fork in which nothing failed."""
 
@@ -31,6 +37,19 @@ class Case:
     output: str
     folder: Path
     """Its run folder."""
+
+    def look(self) -> str:
+        """Everything that the next start finds in the folder: each file's content, but of a temporary (which it removes) the name alone.
+
+        Two cases that look the same go on the same.
+        """
+        found = []
+        for path in sorted(self.folder.rglob("*")):
+            name = PID.sub("", str(path.relative_to(self.folder)))
+            if path.is_file() and path.name not in (".lock", "train.log"):
+                content = "" if ".tmp-" in name else hashlib.sha256(path.read_bytes()).hexdigest()
+                found.append(f"{name} {content}")
+        return "\n".join(found)
 
 
 def run_cases(bench, name: str, *, step: int, settings, fault: Any, only=None) -> list[Case]:
@@ -75,14 +94,13 @@ def fork_at_save(cases: Path, step: int, fault: Any, only: Any) -> None:
 
 
 def fork_all(cases: Path, fault: Any, only: Any, save: Callable[[], None]) -> None:
-    """Returns in each fork, which goes on with the program; never in the process that forks."""
+    """Never returns; raises in a fork what its save raised."""
     run, before = cases / "run", cases / "before"
     shutil.copytree(run, before)
     for n in range(1, MOST_CALLS):
         pid = os.fork()
         if pid == 0:
             _disturb(cases, n, fault, only, save)
-            return
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         if code == SURVIVED:
             os._exit(SURVIVED)
@@ -91,7 +109,7 @@ def fork_all(cases: Path, fault: Any, only: Any, save: Callable[[], None]) -> No
     os._exit(1)
 
 
-def _disturb(cases: Path, n: int, fault: Any, only: Any, save: Callable[[], None]) -> None:
+def _disturb(cases: Path, n: int, fault: Any, only: Any, save: Callable[[], None]) -> NoReturn:
     from failpoints import CALLS, FailingFileSystem
 
     from rloo_cli.run import atomic
@@ -101,8 +119,9 @@ def _disturb(cases: Path, n: int, fault: Any, only: Any, save: Callable[[], None
     os.dup2(output, 2)
     atomic.fs = Told(cases / "call", n, fault, FailingFileSystem(n, fault, only=only or CALLS))
     save()
-    if atomic.fs.count < n:
-        os._exit(SURVIVED)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(SURVIVED if atomic.fs.count < n else 0)
 
 
 class Told:

@@ -442,7 +442,8 @@ def _child(command: Sequence[str], root: Path, both: Path, errors: Path, mark: s
     os.chdir(root)
     _redirect(both, errors)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it, and so would we
-    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
     sys.argv = ["rloo", *command]
     if inject is not None:
         inject()

@@ -32,13 +32,18 @@ def killed_at_every_call_of_a_save(bench):
     bench.expect("exit code", all(case.code == -signal.SIGKILL for case in cases), f"{[case.code for case in cases]}")
     bench.expect("nothing lost", len(cases) > 40, f"only {len(cases)} calls in a save")
     for case in cases:
-        where = f"n = {case.n} ({case.call}): "
-        expect_whole(bench, case.folder, where=where)
-        done = bench.train("--resume", folder=case.folder, settings=settings)
-        bench.check(done, code=0, says=["from the checkpoint of step"], where=where)
-        bench.is_gold(case.folder, *settings, where=where)
-        bench.expect("nothing left behind", not done.temporary, f"{where}{done.temporary}")
-    bench.note(f"{len(cases)} calls in a save, killed at each")
+        expect_whole(bench, case.folder, where=f"n = {case.n} ({case.call}): ")
+    looks = {case.look(): case for case in cases}
+    for case in looks.values():
+        go_on(bench, case, settings, where=f"n = {case.n} ({case.call}): ")
+    bench.note(f"killed at each of {len(cases)} calls of a save, which left {len(looks)} different folders, each resumed")
+
+
+def go_on(bench, case, settings, *, where):
+    done = bench.train("--resume", folder=case.folder, settings=settings)
+    bench.check(done, code=0, says=["from the checkpoint of step"], where=where)
+    bench.is_gold(case.folder, *settings, where=where)
+    bench.expect("nothing left behind", not done.temporary, f"{where}{done.temporary}")
 
 
 @fault("A2", "SIGKILL at random moments of a run (seeded); each resumed")
@@ -449,24 +454,17 @@ def failing_disk_at_every_call_of_a_save(bench):
     settings = ["save_total_limit=1"]
     for name, (what, only) in faults.items():
         cases = run_cases(bench, name.replace(" ", "-"), step=4, settings=settings, fault=what, only=only)
-        seen = {}
         for case in cases:
             where = f"{name}, n = {case.n} ({case.call}): "
+            said = "could not be deleted" if case.code == 0 else "error: "
             bench.expect("exit code", case.code in (0, 6), f"{where}{case.code}: {case.output[-300:]}")
-            said = "could not be deleted" in case.output if case.code == 0 else "error: " in case.output
-            bench.expect("message", said or "warning" in case.output or is_silent(case), f"{where}not a word: {case.output[-300:]}")
+            bench.expect("message", said in case.output or is_silent(case), f"{where}no `{said}`: {case.output[-300:]}")
             bench.expect("message", "Traceback" not in case.output, f"{where}a traceback on the terminal")
             expect_whole(bench, case.folder, where=where)
-            left = sorted(str(path.relative_to(case.folder)).rpartition("-")[0] for path in case.folder.rglob(".tmp-*"))
-            seen.setdefault((case.code, case.call, str(left), str(sorted((case.folder / "checkpoints").iterdir()))), case)
-        for case in seen.values():  # each way in which a case may end is gone on with; the others look the same
-            where = f"{name}, n = {case.n} ({case.call}), resumed: "
-            done = bench.train("--resume", folder=case.folder, settings=settings)
-            bench.check(done, code=0, where=where)
-            bench.is_gold(case.folder, *settings, where=where)
-            if case.code != 0:
-                bench.expect("nothing left behind", not done.temporary, f"{where}{done.temporary}")
-        bench.note(f"{name}: {len(cases)} cases")
+        looks = {(case.look(), case.code): case for case in cases}
+        for case in looks.values():
+            go_on(bench, case, settings, where=f"{name}, n = {case.n} ({case.call}), resumed: ")
+        bench.note(f"{name}: at each of {len(cases)} calls of a save, {len(looks)} different folders, each resumed")
 
 
 def is_silent(case):
