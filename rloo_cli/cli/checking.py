@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rloo_cli.cli.rescoring import recorded_code_dir
 from rloo_cli.errors import RecipeError
 from rloo_cli.inspect.probes import ProbeData, read_probe_data
 from rloo_cli.inspect.reward_calls import parse_kwargs
@@ -12,8 +14,11 @@ from rloo_cli.inspect.reward_check import CheckedReward, Encode, check_reward
 from rloo_cli.inspect.token_text import TokenText, model_tokenizer
 from rloo_cli.recipe.schema import DataSection, ModelSection, RewardEntry
 from rloo_cli.rewards.resolve import find_reward
+from rloo_cli.run.folder import RunFolder
 
 YAML = (".yaml", ".yml")
+LONGEST_CALL = 5.0
+"""Seconds a completion: someone waits for the answer."""
 GOLD_PARAMETER = "column"
 """The argument by which built-in rewards are told where the gold answers are."""
 
@@ -36,66 +41,78 @@ class ChosenRewards:
 
 
 def means_recipe(subject: str) -> bool:
-    """Whether a recipe is meant, by its path or a shipped one's name, and not a function."""
+    """Whether a recipe is meant, by its path, a shipped one's name or a run's folder, and not a function."""
     from rloo_cli.plan.shipped import find_recipe
 
     if subject.endswith(".py"):
         return False  # said better where functions are looked for
-    return subject.endswith(YAML) or "/" in subject or find_recipe(subject).is_file()
+    return subject.endswith(YAML) or "/" in subject or find_recipe(subject).is_file() or RunFolder(Path(subject)).recipe.is_file()
 
 
-def chosen_rewards(
-    subject: str,
-    *,
-    is_recipe: bool,
-    data: str | None,
-    prompt_column: str,
-    split: str,
-    column: str | None,
-    kwargs: str | None,
-    code_dir: str | None,
-    timeout: float,
-    count: int,
-    completions: str | None,
-) -> ChosenRewards:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckRequest:
+    """What the command line said; None = nothing."""
+
+    subject: str
+    data: str | None
+    prompt_column: str | None
+    split: str | None
+    column: str | None
+    kwargs: str | None
+    code_dir: str | None
+    timeout: float | None
+    count: int
+    completions: str | None
+
+
+def chosen_rewards(request: CheckRequest) -> ChosenRewards:
     """What `rloo rewards check SUBJECT` means.
 
     Raises:
         RecipeError, DataError: there is no such function, recipe or data.
     """
-    answers = Path(completions) if completions is not None else None
-    if is_recipe:
-        return _of_recipe(subject, column=column, code_dir=code_dir, count=count, completions=answers)
-    folder = Path(code_dir) if code_dir is not None else Path()
+    return _of_recipe(request) if means_recipe(request.subject) else _of_function(request)
+
+
+def _of_function(request: CheckRequest) -> ChosenRewards:
+    folder = Path(request.code_dir) if request.code_dir is not None else Path()
     if not folder.is_dir():
         raise RecipeError(f"--code-dir {folder}: no such folder")
-    source = find_reward(subject, code_dir=folder)
-    given = parse_kwargs(kwargs)
-    if column is not None and GOLD_PARAMETER in source.parameters:
-        given = {GOLD_PARAMETER: column} | given
-    entry = RewardEntry(function=subject, kwargs=given, timeout=timeout)
-    section = DataSection(dataset_name=data or "", prompt_column=prompt_column)
-    probes = read_probe_data(
-        section, split, count=count, gold_column=column or given.get(GOLD_PARAMETER), completions=answers, prompt_option="--prompt-column"
-    )
-    return ChosenRewards(entries=(entry,), data=probes, code_dir=folder, encode=utf8_ids)
+    source = find_reward(request.subject, code_dir=folder)
+    kwargs = parse_kwargs(request.kwargs)
+    if request.column is not None and GOLD_PARAMETER in source.parameters:
+        kwargs = {GOLD_PARAMETER: request.column} | kwargs
+    entry = RewardEntry(function=request.subject, kwargs=kwargs, timeout=request.timeout or LONGEST_CALL)
+    data = _probe_data(request, DataSection(dataset_name=request.data or ""), [entry], prompt_option="--prompt-column")
+    return ChosenRewards(entries=(entry,), data=data, code_dir=folder, encode=utf8_ids)
 
 
-def _of_recipe(recipe: str, *, column: str | None, code_dir: str | None, count: int, completions: Path | None) -> ChosenRewards:
+def _of_recipe(request: CheckRequest) -> ChosenRewards:
     from rloo_cli.plan.prepare import check_recipe
 
-    checked = check_recipe(recipe, code_dir=code_dir)
-    loaded = checked.loaded.recipe
-    named = next((entry.kwargs[GOLD_PARAMETER] for entry in loaded.rewards if isinstance(entry.kwargs.get(GOLD_PARAMETER), str)), None)
-    probes = read_probe_data(
-        loaded.data,
-        loaded.data.dataset_train_split,
-        count=count,
-        gold_column=column or named,
-        completions=completions,
-        prompt_option="data.prompt_column",
+    run = RunFolder(Path(request.subject))
+    if run.recipe.is_file():
+        checked = check_recipe(run.recipe, code_dir=request.code_dir or recorded_code_dir(run))
+    else:
+        checked = check_recipe(request.subject, code_dir=request.code_dir)
+    recipe = checked.loaded.recipe
+    entries = [entry if request.timeout is None else entry.model_copy(update={"timeout": request.timeout}) for entry in recipe.rewards]
+    data = _probe_data(request, recipe.data, entries, prompt_option="data.prompt_column")
+    return ChosenRewards(entries=tuple(entries), data=data, code_dir=checked.code_dir, encode=_encoder(recipe.model))
+
+
+def _probe_data(request: CheckRequest, data: DataSection, entries: Sequence[RewardEntry], *, prompt_option: str) -> ProbeData:
+    named = next((entry.kwargs[GOLD_PARAMETER] for entry in entries if isinstance(entry.kwargs.get(GOLD_PARAMETER), str)), None)
+    if request.prompt_column is not None:
+        data = data.model_copy(update={"prompt_column": request.prompt_column})
+    return read_probe_data(
+        data,
+        request.split or data.dataset_train_split,
+        count=request.count,
+        gold_column=request.column or named,
+        completions=Path(request.completions) if request.completions is not None else None,
+        prompt_option=prompt_option,
     )
-    return ChosenRewards(entries=tuple(loaded.rewards), data=probes, code_dir=checked.code_dir, encode=_encoder(loaded.model))
 
 
 def _encoder(model: ModelSection) -> Encode:

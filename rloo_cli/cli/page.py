@@ -47,7 +47,7 @@ def print_page(console: Console, parts: Iterable[RenderableType]) -> None:
 def echo(text: str) -> None:
     """Print the text as it is; where the reader has left, end quietly with the code that a shell gives to SIGPIPE."""
     try:
-        typer.echo(text, nl=False)
+        typer.echo(text, nl=False, color=True)  # rich has decided on colours already (NO_COLOR, FORCE_COLOR, a pipe)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         raise typer.Exit(BROKEN_PIPE) from None

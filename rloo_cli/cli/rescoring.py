@@ -15,6 +15,7 @@ from rloo_cli.inspect.stored import StoredGroup, run_recipe
 from rloo_cli.recipe.schema import RewardEntry
 from rloo_cli.rewards.resolve import OFFERED, RewardSource, check_arguments
 from rloo_cli.run.environment import usable_cores
+from rloo_cli.run.folder import RunFolder
 
 MOST_WORKERS = 2
 
@@ -38,7 +39,7 @@ def rescore_files(
     from rich.console import Console
 
     entry = RewardEntry(function=reward, kwargs=parse_kwargs(kwargs), timeout=timeout)
-    folder = Path(code_dir) if code_dir is not None else recorded_code_dir(files[0])
+    folder = Path(code_dir) if code_dir is not None else recorded_code_dir(files[0].run)
     if not folder.is_dir():
         raise RecipeError(f"--code-dir {folder}: no such folder")
     recipe = run_recipe(files[0].run.recipe)
@@ -60,11 +61,11 @@ def rescore_files(
     return found
 
 
-def recorded_code_dir(file: RolloutFile) -> Path:
+def recorded_code_dir(run: RunFolder) -> Path:
     """Where the run's reward functions were imported from, as it noted; else the working directory."""
     from rloo_cli.launch.local import recorded
 
-    noted = recorded(file.run, "code_dir")
+    noted = recorded(run, "code_dir")
     return Path(noted) if isinstance(noted, str) and Path(noted).is_dir() else Path()
 
 

@@ -28,9 +28,6 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-LONGEST_CALL = 5.0
-"""Seconds a completion: someone waits for the answer."""
-
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
@@ -80,7 +77,9 @@ def check(
     subject: Annotated[
         str,
         typer.Argument(
-            metavar="SPEC|RECIPE", show_default=False, help="A built-in's name, module.function, or a recipe (all of its rewards)."
+            metavar="SPEC|RECIPE",
+            show_default=False,
+            help="A built-in's name, module.function, or a recipe or run folder (all of its rewards).",
         ),
     ],
     data: Annotated[
@@ -105,8 +104,14 @@ def check(
             "--column", metavar="NAME", show_default=False, help="The gold answers; default: solution, else answer, else ground_truth."
         ),
     ] = None,
-    prompt_column: Annotated[str, typer.Option("--prompt-column", metavar="NAME", help="The prompts.")] = "prompt",
-    split: Annotated[str, typer.Option("--split", metavar="NAME", help="Which split of the data.")] = "train",
+    prompt_column: Annotated[
+        str | None,
+        typer.Option("--prompt-column", metavar="NAME", show_default=False, help="The prompts; default: prompt, or as in the recipe."),
+    ] = None,
+    split: Annotated[
+        str | None,
+        typer.Option("--split", metavar="NAME", show_default=False, help="Which split of the data; default: train, or as in the recipe."),
+    ] = None,
     kwargs: Annotated[
         str | None, typer.Option("--kwargs", metavar="YAML", show_default=False, help="Arguments of the function, such as '{limit: 200}'.")
     ] = None,
@@ -117,8 +122,15 @@ def check(
         ),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.01, metavar="SECONDS", help="What a completion may take (a recipe has its own).")
-    ] = LONGEST_CALL,
+        float | None,
+        typer.Option(
+            "--timeout",
+            min=0.01,
+            metavar="SECONDS",
+            show_default=False,
+            help="What a completion may take; default: 5, or as in the recipe.",
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Try a reward function on real rows, with completions whose worth is known, in the workers that training uses.
@@ -133,7 +145,7 @@ def check(
                        --completions mine.jsonl -n 20
     rloo rewards check recipes/quickstart.yaml
     """
-    from rloo_cli.cli.checking import chosen_rewards, means_recipe
+    from rloo_cli.cli.checking import CheckRequest, chosen_rewards, means_recipe
     from rloo_cli.cli.page import new_console, plain, print_json, print_page
 
     is_recipe = means_recipe(subject)
@@ -141,9 +153,8 @@ def check(
         raise typer.BadParameter("a recipe has its own; leave it out, or check one function.", param_hint="--data, --kwargs")
     if not is_recipe and data is None:
         raise typer.BadParameter("name the prompts that it is tried on: --data FILE.", param_hint="--data")
-    chosen = chosen_rewards(
-        subject,
-        is_recipe=is_recipe,
+    request = CheckRequest(
+        subject=subject,
         data=data,
         prompt_column=prompt_column,
         split=split,
@@ -154,6 +165,7 @@ def check(
         count=count,
         completions=completions,
     )
+    chosen = chosen_rewards(request)
     results: list[CheckedReward] = []
     console = new_console()
     for entry in chosen.entries:

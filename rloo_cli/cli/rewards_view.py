@@ -61,10 +61,11 @@ def check_parts(console: Console, checked: CheckedReward, data: ProbeData) -> It
 
 
 def _argument_table(checked: CheckedReward) -> RenderableType:
-    table = columns(["argument", "what it gets", "in the first row"], left=["argument", "what it gets", "in the first row"])
+    table = columns(["argument", "what it gets"], left=["argument", "what it gets"])
     first = checked.rows[0].probed.columns if checked.rows else {}
     for name, origin in checked.arguments:
-        table.add_row(visible(name), visible(origin), on_one_line(repr(first[name]), LONGEST_TEXT) if name in first else "")
+        example = f": {on_one_line(repr(first[name]), LONGEST_TEXT)}, …" if name in first else ""
+        table.add_row(visible(name), visible(origin) + example)
     return table
 
 

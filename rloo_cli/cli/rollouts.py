@@ -73,15 +73,17 @@ def show_stats(run: RunArgument, steps: StepsOption = None, as_json: JsonOption 
     rloo rollouts stats runs/mine --step 1-10 --step eval
     """
     from rloo_cli.cli.page import new_console, print_page
-    from rloo_cli.cli.rollouts_view import STATS_HEADER, course, stats_rows
+    from rloo_cli.cli.rollouts_view import STATS_HEADER, course, stats_rows, without_repetition
 
     summaries, damaged = _summaries(run, steps)
     if as_json:
         _print_summaries_json(summaries)
     else:
-        header, rows = stats_rows(summaries)
-        _print_rows(header, rows, summaries, own=len(STATS_HEADER))
         console = new_console()
+        header, rows = stats_rows(summaries)
+        if console.is_terminal:
+            header, rows = without_repetition(header, rows)
+        _print_rows(header, rows, summaries, own=len(STATS_HEADER))
         line = course(summaries)
         if console.is_terminal and line is not None:
             from rich.text import Text

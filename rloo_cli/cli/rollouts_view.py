@@ -77,6 +77,14 @@ def course(summaries: Sequence[StepSummary]) -> str | None:
     return f"reward  {number(rewards[0])} {sparkline(rewards)} {number(rewards[-1])}"
 
 
+def without_repetition(header: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
+    """The table of `stats` without the column of a lone function that is the reward itself."""
+    reward = header.index("reward")
+    if len(header) == len(STATS_HEADER) + 1 and all(row[-1] == row[reward] for row in rows):
+        return header[:-1], [row[:-1] for row in rows]
+    return header, rows
+
+
 def sparkline(values: Sequence[float], width: int = 40) -> str:
     """The values as bars, neighbours averaged where there are more than `width`.
 
@@ -170,11 +178,12 @@ def _completion_head(position: int, completion: StoredCompletion, *, is_fault: b
     return head
 
 
-def _extras(extras: Mapping[str, Any]) -> Text:
+def _extras(extras: Mapping[str, Any]) -> RenderableType:
+    from rich.padding import Padding
     from rich.text import Text
 
     words = [f"{visible(name)}: {on_one_line(str(value), 100)}" for name, value in extras.items() if value is not None]
-    return Text("    " + "   ".join(words), style="dim")
+    return Padding(Text("   ".join(words), style="dim"), (0, 0, 0, 4))
 
 
 def _known(value: int | None) -> str:

@@ -239,6 +239,12 @@ def test_a_recipe_is_checked_with_all_its_rewards_and_its_own_tokens(capsys):
     assert "think_format_reward" in output
 
 
+def test_a_run_is_checked_like_its_recipe(finished, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    output, _ = run(capsys, "check", str(finished), "-n", "1", "--json")
+    assert [reward["name"] for reward in json.loads(output)["rewards"]] == ["share_of_letters", "think_format_reward"]
+
+
 def test_gold_answers_of_the_column_that_is_named(task, capsys):
     (task / "other.jsonl").write_text('{"prompt": "1+1?", "final": "2", "answer": "three"}\n')
     output, _ = run(capsys, "check", "exact_match_reward", "--data", "other.jsonl", "--column", "final", "--json")
