@@ -180,7 +180,9 @@ def _best_checkpoint(context: Context) -> Iterator[Finding]:
         return
     every = evaluation.eval_steps or run.logging_steps
     if evaluation.eval_strategy == "no":
-        yield Finding("run.metric_for_best_model", "the best is told by evaluations: write `eval_strategy: steps` and a `dataset_test_split`.")
+        yield Finding(
+            "run.metric_for_best_model", "the best is told by evaluations: write `eval_strategy: steps` and a `dataset_test_split`."
+        )
     elif run.save_strategy == "no":
         yield Finding("run.metric_for_best_model", "there are no checkpoints to choose among: save_strategy is no.")
     elif run.save_strategy != evaluation.eval_strategy:
@@ -283,6 +285,11 @@ _PASSED_ANYWAY = {"prompts", "completions", "completion_ids", "trainer_state", "
 _REWARD_NAME = re.compile(r"[^\s/\\]+")
 
 
+def is_dotted(function: str) -> bool:
+    """Whether a reward's function is written as an import path."""
+    return _DOTTED.fullmatch(function) is not None
+
+
 def reward_name(entry: RewardEntry) -> str:
     """The reward's name in metrics: `name`, or the function's own."""
     return entry.name if entry.name is not None else entry.function.rpartition(".")[2]
@@ -291,8 +298,11 @@ def reward_name(entry: RewardEntry) -> str:
 @_rule("rewards")
 def _reward_entries(context: Context) -> Iterator[Finding]:
     for i, entry in enumerate(context.recipe.rewards):
-        if not _DOTTED.fullmatch(entry.function):
-            yield Finding(f"rewards[{i}].function", f"'{entry.function[:60]}' is no dotted import path such as my_rewards.exact.")
+        if not is_dotted(entry.function):
+            yield Finding(
+                f"rewards[{i}].function",
+                f"'{entry.function[:60]}' is no dotted import path such as my_rewards.exact, function `exact` of my_rewards.py.",
+            )
         if entry.name is not None and not _REWARD_NAME.fullmatch(entry.name):
             yield Finding(f"rewards[{i}].name", "a name in metrics: one word, no spaces and no slashes.")
         for variable in entry.env:

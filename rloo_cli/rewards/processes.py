@@ -104,6 +104,30 @@ def end_children() -> None:
         time.sleep(ROUND_SECONDS)
 
 
+def end_tree(leader: int) -> None:
+    """Kill a child of this process and everything below it; it has to be the one that adopts what is left of its descendants."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(leader, signal.SIGSTOP)  # so that it starts nothing more
+    for _ in range(ROUNDS):
+        below = [line for line in _descendants(leader) if not line.is_zombie]
+        if not below:
+            break
+        for line in below:
+            _end(line, leader)
+        time.sleep(ROUND_SECONDS)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(leader, signal.SIGKILL)
+
+
+def _descendants(pid: int) -> list[ProcessLine]:
+    table = process_table()
+    found, parents = [], {pid}
+    while children := [line for line in table if line.parent in parents]:
+        found += children
+        parents = {line.pid for line in children}
+    return found
+
+
 def end_sessions(leaders: Collection[int]) -> None:
     """Kill what is left of the sessions of these processes, their parent being dead."""
     for _ in range(ROUNDS):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import signal
 import socket
 import subprocess
@@ -12,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rloo_cli.rewards.modules import PACKAGE_ROOT
+from rloo_cli.rewards.processes import end_tree
 from rloo_cli.rewards.protocol import Channel, encode
 
 BOOT = "import sys; sys.path.append(sys.argv.pop()); from rloo_cli.rewards.forkserver import main; main(int(sys.argv.pop()))"
@@ -57,8 +57,8 @@ class ServerProcess:
         self.connection.setblocking(False)
 
     def kill(self) -> None:
-        """End it at once; its workers die with it."""
-        self._process.kill()
+        """End it at once, and all that it started."""
+        end_tree(self._process.pid)
 
     def end_words(self) -> str:
         """How it ended, its connection being closed."""
@@ -73,7 +73,7 @@ class ServerProcess:
         try:
             self._process.wait(CLOSE_SECONDS if self.is_serving else 0)
         except subprocess.TimeoutExpired:
-            os.killpg(self._process.pid, signal.SIGKILL)
+            self.kill()
             self._process.wait()
 
 
