@@ -59,7 +59,7 @@ class ServerProcess:
             preexec_fn=lambda: _die_with(parent),  # no thread of ours runs yet
         )
         self._known: dict[int, psutil.Process] = {}
-        self._workers: list[psutil.Process] = []
+        self._workers: dict[psutil.Process, str] = {}
 
     @property
     def exit_code(self) -> int | None:
@@ -79,11 +79,11 @@ class ServerProcess:
 
     def remember_workers(self) -> None:
         """From now on `lost_worker` tells when one of the engine's present processes is gone."""
-        self._workers = [member for member in self.family() if _name(member).startswith(WORKER_NAMES)]
+        self._workers = {member: name for member in self.family() if (name := _name(member)).startswith(WORKER_NAMES)}
 
     def lost_worker(self) -> str | None:
         """The name of an engine's process that is gone, None while all are there."""
-        return next((f"{WORKER_NAMES}… (pid {worker.pid})" for worker in self._workers if not _is_alive(worker)), None)
+        return next((f"{name} (pid {worker.pid})" for worker, name in self._workers.items() if not _is_alive(worker)), None)
 
     def listeners(self) -> list[Listener]:
         """Every TCP socket on which the family listens."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from rloo_cli.errors import EngineError, InterruptedTwiceError
+from rloo_cli.errors import EngineError, InterruptedTwiceError, RefusedError
 from rloo_cli.run import atomic
 from rloo_cli.run.signals import StopSignal
 from rloo_cli.serving import command
@@ -21,7 +22,7 @@ from rloo_cli.serving.child import Listener, ServerProcess
 from rloo_cli.serving.key import Key
 from rloo_cli.serving.model_folder import check_model
 from rloo_cli.serving.probe import Readiness, one_token
-from rloo_cli.serving.server_log import ServerLog, failure
+from rloo_cli.serving.server_log import ServerLog, failure, refused_options
 
 POLL_SECONDS = 0.1
 PROGRESS_SECONDS = 15.0
@@ -51,7 +52,7 @@ def serve(options: command.ServeOptions, key: Key | None, terminal: Terminal) ->
     """Serve until SIGTERM or Ctrl-C; returns when nothing of the server is left.
 
     Raises:
-        RefusedError: the model's folder cannot be served.
+        RefusedError: the model's folder cannot be served, or vLLM does not take the options.
         EngineError: the port is taken; vLLM did not start, or ended by itself.
         InterruptedTwiceError: a second Ctrl-C; the server was killed.
     """
@@ -105,7 +106,7 @@ def _wait_until_ready(server: ServerProcess, readiness: Readiness, log: ServerLo
         if stop.received is not None:
             return False
         if server.exit_code is not None:
-            raise _death(server, log, "while starting", seconds=None)
+            raise _death(server, log, started=False)
         now = time.monotonic()
         if now - started > LONGEST_START:
             raise EngineError(f"vLLM did not generate a token within {LONGEST_START:.0f} s: {readiness.answer}.{_keep(log)}")
@@ -121,20 +122,25 @@ def _watch(server: ServerProcess, log: ServerLog, stop: StopSignal) -> None:
     while stop.received is None:
         time.sleep(POLL_SECONDS)
         if server.exit_code is not None:
-            raise _death(server, log, "by itself", seconds=RECENT_SECONDS)
+            raise _death(server, log, started=True)
         if lost := server.lost_worker():
             deadline = time.monotonic() + FOLLOW_SECONDS
             while server.exit_code is None and stop.received is None and time.monotonic() < deadline:
                 time.sleep(POLL_SECONDS)
             if stop.received is None:
-                raise _death(server, log, f"because a process of its engine died, {lost}", seconds=RECENT_SECONDS)
+                raise _death(server, log, started=True, lost=lost)
 
 
-def _death(server: ServerProcess, log: ServerLog, what: str, *, seconds: float | None) -> EngineError:
+def _death(server: ServerProcess, log: ServerLog, *, started: bool, lost: str | None = None) -> EngineError | RefusedError:
+    """The error that tells why the server is no more."""
     log.finish(LAST_WORDS_SECONDS)
-    code = server.exit_code
-    told = f"{what} (exit code {code})" if code is not None else what
-    return failure(log.lines(seconds=seconds), what=told, where=_keep(log))
+    lines = log.lines(seconds=RECENT_SECONDS if started else None)
+    code = server.exit_code or 0
+    if not started and (refused := refused_options(lines)) is not None:
+        return refused
+    how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    what = f"{lost}, a process of vLLM's engine, died" if lost else f"vLLM ended {'by itself' if started else 'while starting'} ({how})"
+    return failure(lines, what=what, where=_keep(log), started=started)
 
 
 def _keep(log: ServerLog) -> str:

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import IO
 
-from rloo_cli.errors import EngineError
+from rloo_cli.errors import EngineError, RefusedError
 
 KEPT_LINES = 3000
 LONGEST_LINE = 4000
@@ -19,6 +19,9 @@ LEVELS = ("debug", "info", "warning", "error", "critical")
 PREFIX = re.compile(r"^\((?P<process>\w[\w-]*) pid=\d+\) ?")
 STAMP = re.compile(r"^(?P<level>DEBUG|INFO|WARNING|ERROR|CRITICAL)[: ]\s*(\d\d-\d\d \d\d:\d\d:\d\d)? ?(\[[\w.]+:\d+\])? ?")
 EXCEPTION = re.compile(r"^(?P<name>[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning))(: (?P<what>.*))?$")
+USAGE = re.compile(r"^\w+\.py: error: (?P<what>.+)")
+LONGEST_REASON = 500
+"""Characters."""
 ECHOES = (
     "Engine core initialization failed",
     "EngineCore encountered an issue",
@@ -41,7 +44,6 @@ REMEDIES: tuple[tuple[str, str], ...] = (
     ("max_model_len", "Give another --max-model-len."),
     ("connecterror", "The model is no folder here, and the hub could not be reached."),
     ("offline mode", "The model is not in the cache of this machine; download it, or name its folder."),
-    ("unrecognized arguments", "Look at what follows the `--`."),
 )
 
 
@@ -102,19 +104,37 @@ class ServerLog:
             self._show(line)
 
 
-def reason(lines: list[str]) -> str:
-    """The exception that began it, else the last error or line; empty when nothing was said."""
-    texts = [STAMP.sub("", PREFIX.sub("", line)).strip() for line in lines]
-    exceptions = [text for text in texts if EXCEPTION.match(text) and "Warning" not in text.split(":")[0]]
-    roots = [text for text in exceptions if not any(echo in text for echo in ECHOES)]
-    errors = [text for line, text in zip(lines, texts, strict=True) if re.search(r"\b(ERROR|CRITICAL)\b|error:", line) and text]
-    found = [*(roots[:1] or exceptions[:1]), *errors[-1:], *[text for text in texts if text][-1:]]
-    return found[0][:500] if found else ""
+def root_cause(lines: list[str]) -> str:
+    """The exception that began it, as its name and message; empty when none was told."""
+    exceptions = [text for text in map(_text, lines) if EXCEPTION.match(text) and "Warning" not in text.split(":")[0]]
+    return next((text[:LONGEST_REASON] for text in exceptions if not any(echo in text for echo in ECHOES)), "")
 
 
-def failure(lines: list[str], *, what: str, where: str) -> EngineError:
-    """The error to raise for a server that ended by itself. `what`: "while starting"; `where`: what to say of its whole log."""
-    why = reason(lines)
+def last_words(lines: list[str]) -> str:
+    """The last error, else the last line; empty when nothing was said."""
+    errors = [_text(line) for line in lines if re.search(r"\b(ERROR|CRITICAL)\b|error:", line)]
+    said = [text for text in (*map(_text, lines), *errors) if text]
+    return said[-1][:LONGEST_REASON] if said else ""
+
+
+def refused_options(lines: list[str]) -> RefusedError | None:
+    """The error to raise where vLLM's own command line did not take what was given."""
+    found = next((match for line in reversed(lines) if (match := USAGE.search(line))), None)
+    return None if found is None else RefusedError(f"vLLM does not take these options: {found['what'][:LONGEST_REASON]}")
+
+
+def failure(lines: list[str], *, what: str, where: str, started: bool) -> EngineError:
+    """The error to raise for a server that ended by itself.
+
+    `what`: "vLLM ended while starting"; `where`: what to say of its whole log; `started`: what it said last, before a death that came
+    later, has nothing to do with it.
+    """
+    why = root_cause(lines) or ("" if started else last_words(lines))
     remedy = next((remedy for mark, remedy in REMEDIES if mark in why.lower()), "")
-    told = f": {why.rstrip('.')}." if why else " without a word (killed for want of memory?)."
-    return EngineError(f"vLLM ended {what}{told}{' ' + remedy if remedy else ''}{where}")
+    told = f": {why.rstrip('.')}." if why else ", without a word: killed, perhaps for want of memory."
+    return EngineError(f"{what}{told}{' ' + remedy if remedy else ''}{where}")
+
+
+def _text(line: str) -> str:
+    """A line without who said it, when, and at which level."""
+    return STAMP.sub("", PREFIX.sub("", line)).strip()

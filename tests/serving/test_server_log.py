@@ -4,7 +4,7 @@ import io
 
 import pytest
 
-from rloo_cli.serving.server_log import ServerLog, failure, reason
+from rloo_cli.serving.server_log import ServerLog, failure, last_words, refused_options, root_cause
 
 ENGINE_FAILED = """\
 (APIServer pid=1) INFO 11-29 17:10:50 [model.py:733] Resolved architecture: Qwen2ForCausalLM
@@ -20,22 +20,34 @@ UserWarning: something harmless: yes
 
 
 def test_the_reason_is_the_first_exception_not_its_echo():
-    assert reason(ENGINE_FAILED).startswith("ValueError: To serve at least one request")
+    assert root_cause(ENGINE_FAILED).startswith("ValueError: To serve at least one request")
+    assert root_cause(ENGINE_FAILED[-1:]) == ""
 
 
 def test_a_known_reason_has_a_remedy():
-    message = failure(ENGINE_FAILED, what="while starting (exit code 1)", where=" What it said: /tmp/x.log").message
-    assert message.startswith("vLLM ended while starting (exit code 1): ValueError: To serve")
+    message = failure(ENGINE_FAILED, what="vLLM ended while starting", where=" What it said: /tmp/x.log", started=False).message
+    assert message.startswith("vLLM ended while starting: ValueError: To serve")
     assert message.endswith("Give a smaller --max-model-len, or more memory: --gpu-memory-utilization. What it said: /tmp/x.log")
     assert "\n" not in message
 
 
 def test_an_echo_is_better_than_nothing_and_a_line_better_than_silence():
-    assert reason(ENGINE_FAILED[-1:]).startswith("RuntimeError: Engine core initialization failed")
-    assert reason(["api_server.py: error: unrecognized arguments: --no-such"]) == "api_server.py: error: unrecognized arguments: --no-such"
-    assert reason(["something", ""]) == "something"
-    assert reason([]) == ""
-    assert "without a word" in failure([], what="by itself", where="").message
+    assert last_words(ENGINE_FAILED[-1:]).startswith("RuntimeError: Engine core initialization failed")
+    assert last_words(["something", "x.py: error: what went wrong", "something else"]) == "x.py: error: what went wrong"
+    assert last_words(["something", ""]) == "something"
+    assert last_words([]) == ""
+
+
+def test_a_death_without_a_reason_is_not_blamed_on_the_last_line():
+    lines = ["INFO 11-29 17:10:50 [x.py:1] Route: /health", "EngineDeadError: EngineCore encountered an issue. See stack trace"]
+    message = failure(lines, what="VLLM::Worker (pid 7), a process of vLLM's engine, died", where="", started=True).message
+    assert message == "VLLM::Worker (pid 7), a process of vLLM's engine, died, without a word: killed, perhaps for want of memory."
+
+
+def test_options_that_vllm_does_not_take_are_a_refusal():
+    lines = ["usage: api_server.py [-h]", "api_server.py: error: unrecognized arguments: --no-such"]
+    assert refused_options(lines).message == "vLLM does not take these options: unrecognized arguments: --no-such"
+    assert refused_options(ENGINE_FAILED) is None
 
 
 def test_the_key_is_masked_wherever_it_stands():

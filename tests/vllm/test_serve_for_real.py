@@ -140,7 +140,7 @@ def test_a_dead_worker_ends_the_command_with_the_reason(server):
     assert server.process.wait(PROMPT_SECONDS) == 5
     assert time.monotonic() - started < PROMPT_SECONDS
     (line,) = [line for line in server.output.splitlines() if line.startswith("error: ")]
-    assert "vLLM ended" in line
+    assert line.startswith("error: VLLM::Worker (pid ")
     assert "Traceback" not in line
     log = Path(line.split("What it said: ")[1])
     assert "INFO" in log.read_text()
@@ -161,6 +161,12 @@ def test_a_start_that_fails_is_told_with_reason_and_remedy(folder, model):
         assert line.startswith("error: vLLM ended while starting (exit code 1): ValueError: ")
         assert "Give a smaller --max-model-len" in line
         wait_until_gone(served.family())
+
+
+def test_options_that_vllm_does_not_take_are_refused_in_a_line(folder, model):
+    with serving(folder, model, passed_on=("--", "--no-such-option", "3")) as served:
+        assert served.process.wait(120) == 2
+        assert served.output.splitlines()[-1] == "error: vLLM does not take these options: unrecognized arguments: --no-such-option 3"
 
 
 def test_ctrl_c_while_it_starts_ends_it(folder, model):
