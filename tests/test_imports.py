@@ -22,7 +22,7 @@ MAY_IMPORT = {
     "data": BASE,
     "run": BASE,
     "algorithm": set(),
-    "training": MIDDLE | BASE,
+    "training": MIDDLE | BASE | {"serving"},
     "inspect": {"run", "rewards", "data"} | BASE,
     "plan": MIDDLE | BASE | {"training"},
     "launch": MIDDLE | BASE | {"training", "plan"},
