@@ -68,6 +68,7 @@ def main(
     rloo schema --show generation           the fields of a recipe's section
     rloo rewards check recipes/quickstart.yaml   what its reward pays for
     rloo rollouts show runs/mine            completions, rewards, advantages
+    rloo vllm-serve --model M               a vLLM server that trainers generate with
 
     `rloo COMMAND --help` tells more.
     """
