@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
-from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from rloo_cli.data.chat import render_prompts
@@ -26,8 +26,12 @@ RESERVED_COLUMNS = ("prompts", "completions", "completion_ids", "trainer_state",
 IMAGE_COLUMNS = ("image", "images")
 USUAL_NAMES = ("prompt", "question", "problem", "instruction", "query", "input", "messages", "text")
 """Columns that hold the prompt in data sets that people use."""
+MANY_CHARACTERS = 1 << 20
+"""From this length on a prompt is judged by its characters before it is tokenized."""
 BATCH = 1024
 """Texts that are tokenized at once."""
+BATCH_CHARACTERS = 1 << 20
+"""Of the texts that are tokenized at once; a text alone may have more."""
 
 
 def load_prompts(
@@ -120,6 +124,25 @@ def _rendered(contents: Iterable[Sequence[Message]], rows: Rows, data: DataSecti
     problems.raise_if_any()
 
 
+def _batches(texts: Iterator[tuple[int, str]]) -> Iterator[list[tuple[int, str]]]:
+    batch: list[tuple[int, str]] = []
+    characters = 0
+    for row, text in texts:
+        batch.append((row, text))
+        characters += len(text)
+        if len(batch) == BATCH or characters > BATCH_CHARACTERS:
+            yield batch
+            batch, characters = [], 0
+    if batch:
+        yield batch
+
+
+@functools.lru_cache(maxsize=2)
+def _longest_token(tokenizer: PreTrainedTokenizerBase) -> int:
+    """Characters of the longest token: no text has fewer tokens than its length divided by this."""
+    return max(map(len, tokenizer.get_vocab()))
+
+
 def _tokenize(
     texts: Iterator[str],
     rows: Rows,
@@ -132,8 +155,17 @@ def _tokenize(
 ) -> None:
     """Fill `prompts`, or tell which ones are empty or too long."""
     empty, too_long = Problems(), Problems()
-    numbered = enumerate(texts)
-    while batch := list(islice(numbered, BATCH)):
+
+    def fitting() -> Iterator[tuple[int, str]]:
+        """Texts that are worth tokenizing: that takes 150 bytes of memory a character."""
+        for row, text in enumerate(texts):
+            least = len(text) // _longest_token(tokenizer) if len(text) > MANY_CHARACTERS else 0
+            if least > max_prompt_tokens:
+                too_long.add(rows.place(row), f"the prompt has at least {least:,} tokens; {max_prompt_tokens:,} is the most")
+            else:
+                yield row, text
+
+    for batch in _batches(fitting()):
         encoded = encode_texts([text for _, text in batch], tokenizer=tokenizer, is_templated=is_chat)
         for (row, text), ids in zip(batch, encoded, strict=True):
             if not ids:

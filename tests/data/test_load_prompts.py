@@ -303,7 +303,7 @@ def test_max_samples_and_duplicates(tmp_path):
 
 def test_a_prompt_of_ten_megabytes(tmp_path):
     path = write(tmp_path, [{"prompt": "word " * 2_000_000}, {"prompt": "short"}])
-    assert "the prompt has 10,000,000 tokens; 512 is the most" in refused(DataError, path)
+    assert "the prompt has at least 833,333 tokens; 512 is the most" in refused(DataError, path)
 
 
 def test_token_ids_take_four_bytes_each(tmp_path):
