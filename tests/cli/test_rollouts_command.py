@@ -159,6 +159,17 @@ def test_a_function_that_fails_everywhere_is_a_reward_error_and_leaves_no_proces
     assert len(message.splitlines()) == 1
 
 
+def test_columns_are_found_by_the_prompt_where_row_numbers_have_moved(tmp_path, capsys):
+    run = write_run(tmp_path / "run", s1=[row(prompt_row=p, prompt=f"prompt {p + 1}", completion=str(p + 1), reward=1.0) for p in range(3)])
+    data = tmp_path / "data.jsonl"  # row 0 was too long and was left out: the rollouts number what came after it from 0
+    data.write_text("".join(json.dumps({"prompt": f"prompt {p}", "answer": str(p)}) + "\n" for p in range(4)))
+    command = ["rescore", str(run), "-r", "exact_match_reward", "--data", str(data)]
+    assert json_of(capsys, *command)["total"]["new_mean"] == 1.0
+    data.write_text(data.read_text().replace("prompt 2", "prompt two"))
+    message = output_of(capsys, *command, code=3)
+    assert "data.jsonl has changed since: prompt row 1 of the rollouts is not in it" in message
+
+
 def test_failures_of_some_completions_are_counted_after_the_table(tmp_path, capsys):
     write_run(tmp_path / "run", s1=[row(), row(completion="bad", reward=0.0)])
     (tmp_path / "some.py").write_text(
@@ -263,6 +274,17 @@ def test_diff_shows_the_best_of_each_side_and_what_got_worse(tmp_path, capsys):
     assert "old 1" in text
     assert "new 1" in text
     assert "new 0" not in text
+
+
+def test_diff_pairs_a_prompt_that_comes_twice_in_turn(tmp_path, capsys):
+    run = write_run(
+        tmp_path / "run",
+        s1=[row(prompt_row=p, prompt="same" if p != 1 else "other", completion=f"a{p}") for p in range(3)],
+        s2=[row(prompt_row=p, prompt="same" if p != 1 else "other", completion=f"b{p}") for p in range(3)],
+    )
+    pairs = json_of(capsys, "diff", str(run), "1", "2")
+    texts = sorted((pair["before"]["completions"][0]["text"], pair["after"]["completions"][0]["text"]) for pair in pairs)
+    assert texts == [("a0", "b0"), ("a1", "b1"), ("a2", "b2")]
 
 
 @pytest.mark.parametrize(
