@@ -13,7 +13,7 @@ from pathlib import Path
 
 import psutil
 
-from rloo_cli.errors import EngineError, InterruptedTwiceError, RefusedError
+from rloo_cli.errors import EngineError, InterruptedTwiceError, RefusedError, StorageError
 from rloo_cli.run import atomic
 from rloo_cli.run.signals import StopSignal
 from rloo_cli.serving import command
@@ -81,22 +81,23 @@ def serve(options: command.ServeOptions, key: Key | None, terminal: Terminal) ->
 
 @contextmanager
 def _running(server: ServerProcess, log: ServerLog) -> Iterator[ServerProcess]:
-    """The server with its log followed; ended with all that it started when the block is left."""
+    """The server with its log followed; ended with all that it started when the block is left, and killed at a second Ctrl-C."""
     assert server.process.stdout is not None
     log.follow(server.process.stdout)
-    seconds = None
     try:
-        yield server
+        try:
+            yield server
+        finally:
+            log.quiet()
+            left = server.stop()
     except InterruptedTwiceError:
-        seconds = 0.0
+        left = server.stop(seconds=0)
         raise InterruptedTwiceError("interrupted twice: the server was killed.") from None
     finally:
-        log.quiet()
-        left = server.stop() if seconds is None else server.stop(seconds=seconds)
         log.finish(LAST_WORDS_SECONDS)
         server.process.stdout.close()
-        if left:
-            raise EngineError(f"processes of the server could not be ended: {', '.join(map(str, left))} (stuck in a driver?)")
+    if left:
+        raise EngineError(f"processes of the server could not be ended: {', '.join(map(str, left))} (stuck in a driver?)")
 
 
 def _wait_until_ready(server: ServerProcess, readiness: Readiness, log: ServerLog, stop: StopSignal, say: Say) -> bool:
@@ -144,13 +145,15 @@ def _death(server: ServerProcess, log: ServerLog, *, started: bool, lost: str | 
 
 
 def _keep(log: ServerLog) -> str:
-    """Where the whole log is, after it was written there; empty when that failed or there is none."""
-    lines = log.lines()
+    """Where the whole log is, after it was written there; empty when there is none, or no room for it."""
     path = Path(tempfile.gettempdir()) / f"rloo-vllm-serve-{os.getpid()}.log"
-    if not lines:
-        return ""
-    atomic.write_file(path, "\n".join(lines) + "\n")
-    return f" What it said: {path}"
+    try:
+        if lines := log.lines():
+            atomic.write_file(path, "\n".join(lines) + "\n")
+            return f" What it said: {path}"
+    except StorageError:
+        pass  # a full disk must not hide why the server died
+    return ""
 
 
 def announce(options: command.ServeOptions, key: Key | None, listeners: list[Listener], terminal: Terminal) -> None:
