@@ -4,8 +4,8 @@
     python benchmarks/checkpoint_cost.py --model smollm2     # SmolLM2-135M: 1.6 GB with the optimizer's state
     python benchmarks/checkpoint_cost.py --model smollm2 --step-seconds 20     # saves alone, on tiny steps
 
-A checkpoint is saved after every step. The share of training time is that of one save in `--save-steps` steps. Hashing runs in a thread
-of its own beside the writing: its seconds are the part of the save that waited for it. Times alone say nothing on a shared machine.
+A checkpoint is saved after every step. The share of training time is that of one save in `--save-steps` steps. Writing is into the page
+cache, fsync is what the disk still had to do then. Times alone say nothing on a shared machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from peer import write_recipe
 from workload import find_workload
 
 WARM_UP = 1
-PARTS = ("write", "fsync", "rename", "hash")
+PARTS = ("hash", "write", "fsync", "rename", "delete")
 
 
 class Clock:
@@ -66,6 +66,7 @@ def watch(clock: Clock) -> None:
         write = staticmethod(clock.timed("write", os.write))
         fsync = staticmethod(clock.timed("fsync", os.fsync))
         rename = staticmethod(clock.timed("rename", os.rename))
+        unlink = staticmethod(clock.timed("delete", os.unlink))  # of checkpoints beyond save_total_limit
 
     atomic.fs = TimedFiles()
     manifest.Digest.update = clock.timed("hash", manifest.Digest.update)  # type: ignore[method-assign]
