@@ -39,14 +39,14 @@ class Case:
     """Its run folder."""
 
     def look(self) -> str:
-        """Everything that the next start finds in the folder: each file's content, but of a temporary (which it removes) the name alone.
+        """All that the next start finds in the folder, logs aside: each file's content, but of a temporary (which it removes) the name.
 
         Two cases that look the same go on the same.
         """
         found = []
         for path in sorted(self.folder.rglob("*")):
             name = PID.sub("", str(path.relative_to(self.folder)))
-            if path.is_file() and path.name not in (".lock", "train.log"):
+            if path.is_file() and name != ".lock" and not name.startswith("logs/"):
                 content = "" if ".tmp-" in name else hashlib.sha256(path.read_bytes()).hexdigest()
                 found.append(f"{name} {content}")
         return "\n".join(found)
