@@ -271,19 +271,17 @@ def a_reward_with_side_effects(bench):
         bench.write("letters.py", right)
 
 
-BUILT_INS = """
-rewards:
-  - {function: accuracy_reward, weight: 1.0}
-  - {function: reasoning_accuracy_reward}
-  - {function: think_format_reward}
-  - {function: soft_overlong_punishment_reward}
-  - {function: repetition_penalty_reward}
-  - {function: cosine_length_reward, kwargs: {max_len: 100}}
-  - {function: exact_match_reward, kwargs: {column: answer}}
-  - {function: regex_reward, kwargs: {pattern: "<answer>.*</answer>"}}
-  - {function: python_tests_reward, kwargs: {seconds: 1.0}}
-generation:
-"""
+BUILT_INS = {
+    "accuracy.accuracy_reward": {},
+    "reasoning_accuracy.reasoning_accuracy_reward": {},
+    "think_format.think_format_reward": {},
+    "soft_overlong.soft_overlong_punishment_reward": {},
+    "repetition_penalty.repetition_penalty_reward": {},
+    "cosine_length.cosine_length_reward": {"max_len": 100},
+    "exact_match.exact_match_reward": {"column": "answer"},
+    "regex.regex_reward": {"pattern": "<answer>.*</answer>"},
+    "python_tests.python_tests_reward": {"seconds": 1.0},
+}
 
 
 @fault("D6", "hostile completions through every built-in reward")
@@ -298,10 +296,11 @@ def hostile_completions(bench):
     texts = list(HOSTILE.values())
     data = [{"prompt": f"Prompt {i}", "answer": "4", "tests": ["assert f(1) == 2"]} for i in range(6)]
     bench.write("prompts.jsonl", "".join(json.dumps(row) + "\n" for row in data))
-    recipe = bench.recipe.read_text()
-    bench.recipe.write_text(recipe[: recipe.index("rewards:")] + BUILT_INS.lstrip() + recipe[recipe.index("generation:\n") + 12 :])
+    imports_ = [f"from rloo_cli.rewards.{path.replace('.', ' import ')}\n" for path in BUILT_INS]
+    bench.write("built_in.py", f"{''.join(imports_)}from rloo_cli.rewards import math_judge\nmath_judge.CPU_SECONDS = 0.3  # not 3\n")
+    rewards = [{"function": f"built_in.{path.partition('.')[2]}", "kwargs": kwargs} for path, kwargs in BUILT_INS.items()]
     before = {path.name for path in bench.root.iterdir()}
-    outcome = bench.train(settings=["max_steps=3", "reward_workers=2"], inject=lambda: speak(texts))
+    outcome = bench.train(settings=[f"rewards={json.dumps(rewards)}", "max_steps=3", "reward_workers=2"], inject=lambda: speak(texts))
     bench.check(outcome, code=0, within=60.0)
     new = {path.name for path in bench.root.iterdir() if not path.name.startswith((".output", ".error"))} - before
     bench.expect("nothing lost", new == {outcome.folder.name}, f"something else appeared beside the recipe: {sorted(new)}")
@@ -318,19 +317,18 @@ def hostile_completions(bench):
 
 def speak(texts):
     """Let the model say these texts, one after the other, whatever it samples."""
+    from dataclasses import replace
     from itertools import cycle
 
-    from rloo_cli.rewards import math_judge
-    from rloo_cli.training import experience
-    from rloo_cli.types import Group
+    from rloo_cli.training.collector import Collector
 
-    lines = cycle(texts)
+    lines, original = cycle(texts), Collector._group
 
-    def group(self, prompt, completions):
-        return Group(prompt=prompt, completions=completions, texts=tuple(next(lines) for _ in completions))
+    def group(self, *arguments):
+        made = original(self, *arguments)
+        return replace(made, texts=tuple(next(lines) for _ in made.texts))
 
-    experience.Collector._group = group
-    math_judge.CPU_SECONDS = 0.3
+    Collector._group = group
 
 
 # --- E3
