@@ -100,6 +100,16 @@ def duration(seconds: float) -> str:
     return f"{seconds:.2g} s" if seconds >= 0.1 else f"{seconds * 1e3:.2g} ms"
 
 
+def row_number(value: int | None) -> str:
+    """The number of a row, from 0."""
+    return ABSENT if value is None else str(value)
+
+
+def plural(count: int, noun: str) -> str:
+    """`1 group`, `3,072 groups`."""
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def sign_style(value: float | None) -> str:
     """Green above 0, red below it or for what is no number, dim for 0 and what is absent."""
     if value is None or value == 0:

@@ -194,7 +194,7 @@ def diff_steps(
             [{"prompt_row": pair.before.prompt_row, "change": pair.change, "before": pair.before, "after": pair.after} for pair in ranked]
         )
         return
-    from rloo_cli.cli.rollouts_view import diff_parts
+    from rloo_cli.cli.comparison_view import diff_parts
 
     names = (f"step {before.label}", f"step {after.label}" + (f" of {other}" if other else ""))
     console = new_console()
@@ -259,7 +259,7 @@ def rescore(
     if as_json:
         print_json({"reward": reward, "against": against or "reward", "total": total, "steps": by_step, "examples": found})
     else:
-        from rloo_cli.cli.rollouts_view import rescore_parts
+        from rloo_cli.cli.comparison_view import rescore_parts
 
         console = new_console()
         print_page(console, rescore_parts(console, total, by_step, found, new=reward, old=against or "reward", full=full))
