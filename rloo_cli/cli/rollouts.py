@@ -170,7 +170,7 @@ def diff_steps(
     Evaluations have the same prompts every time; training steps meet theirs again an epoch later.
 
     \b
-    rloo rollouts diff runs/mine eval-0 eval              before and after training
+    rloo rollouts diff runs/mine eval-0 eval              before and after
     rloo rollouts diff runs/mine eval-0 eval --worst      what was unlearnt
     rloo rollouts diff runs/mine 5 5 --other runs/theirs  a step of two runs
     """
