@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import traceback
 
@@ -9,17 +10,18 @@ import typer
 
 from rloo_cli.errors import RlooError
 from rloo_cli.inspect.visible import visible
+from rloo_cli.recipe.secrets import masked, secret_values
 
 
 def report_error(error: RlooError) -> None:
-    """Print the error's message; what a terminal would obey in a quoted value is spelled out."""
-    message = visible(error.message)
+    """Print the error's message; what a terminal would obey in a quoted value is spelled out, secrets are not shown."""
+    message = visible(masked(error.message, secret_values(os.environ)))
     typer.echo(f"error: {message}" if "\n" not in message else message, err=True)
 
 
 def report_bug(error: Exception) -> None:
     """Print one line that names the exception and the file that holds its traceback."""
-    first_line = visible((str(error).splitlines() or [""])[0])
+    first_line = visible(masked((str(error).splitlines() or [""])[0], secret_values(os.environ)))
     where = _write_traceback(error)
     typer.echo(f"bug: {type(error).__name__}: {first_line} (traceback in {where}). This is a fault in rloo: please report it.", err=True)
 
@@ -32,5 +34,5 @@ def _write_traceback(error: Exception) -> str:
         if note.startswith(LOG_NOTE):
             return str(note.removeprefix(LOG_NOTE))
     with tempfile.NamedTemporaryFile("w", prefix="rloo-traceback-", suffix=".log", delete=False, encoding="utf-8") as file:
-        traceback.print_exception(error, file=file)
+        file.write(masked("".join(traceback.format_exception(error)), secret_values(os.environ)))
     return file.name

@@ -16,7 +16,7 @@ from typing import IO, Any
 from rloo_cli.types import Message
 
 CHILD = Path(__file__).with_name("render_child.py")
-RENDER_SECONDS = 5.0
+RENDER_SECONDS = 3.0
 """CPU seconds that one conversation may take; an ordinary one takes a tenth of a millisecond, one of 10 MB less than a second."""
 RENDER_BYTES = 2 * 2**30
 """Address space of the child."""

@@ -21,6 +21,7 @@ from rloo_cli.launch.target import Target
 from rloo_cli.plan.prepare import CheckedRecipe, Prepared, errors_placed, prepare, reward_runner
 from rloo_cli.plan.resume import is_at_its_end, recipe_for_resume, refuse_foreign
 from rloo_cli.recipe.load import load_recipe
+from rloo_cli.recipe.secrets import masked_command, secret_values
 from rloo_cli.run import atomic
 from rloo_cli.run.checkpoint import Checkpoint, find_checkpoint, list_steps
 from rloo_cli.run.environment import describe_environment
@@ -49,7 +50,7 @@ def train_here(checked: CheckedRecipe, target: Target, *, trust_remote_code: boo
         stack.enter_context(_NewFolder(target))
         attempt = folder.new_attempt()
         stack.enter_context(logging_to(attempt / "train.log", show=_show_on(console), environment=os.environ))
-        logger.info("rloo %s: %s", __version__, shlex.join(sys.argv))
+        logger.info("rloo %s: %s", __version__, shlex.join(_command()))
         stack.enter_context(AttemptRecord(attempt))
         if dead is not None:
             _say(console, f"note: took over the lock of pid {dead.pid} on {dead.host}, which no longer runs")
@@ -201,9 +202,14 @@ def _recipe_of(folder: RunFolder) -> Recipe:
     return load_recipe(folder.recipe).recipe
 
 
+def _command() -> list[str]:
+    """The command line as it may be kept."""
+    return masked_command(sys.argv, secret_values(os.environ))
+
+
 def _environment(prepared: Prepared) -> Mapping[str, object]:
     checked = prepared.checked
-    document = describe_environment(command=sys.argv, recipe_folder=checked.loaded.path.parent, now=datetime.now().astimezone())
+    document = describe_environment(command=_command(), recipe_folder=checked.loaded.path.parent, now=datetime.now().astimezone())
     return {
         **document,
         "recipe": str(checked.loaded.path.resolve()),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "AUTH", "COOKIE")
+from rloo_cli.recipe.secrets import looks_secret
+
 FIXED = {
     # The trainer has the cores; a pool of threads in each worker would only fight for them.
     "OMP_NUM_THREADS": "1",
@@ -23,12 +24,3 @@ def worker_environment(environment: Mapping[str, str], allowed: Collection[str])
     True
     """
     return {name: value for name, value in environment.items() if name in allowed or not looks_secret(name)} | FIXED
-
-
-def looks_secret(name: str) -> bool:
-    """Whether a part of the name ends like the name of a secret.
-
-    >>> [looks_secret(name) for name in ("OPENAI_API_KEY", "PGPASSWORD", "AWS_SECRET_ACCESS_KEY", "TOKENIZERS_PARALLELISM", "PATH")]
-    [True, True, True, False, False]
-    """
-    return any(part.removesuffix("S").endswith(SECRET_ENDINGS) for part in name.upper().split("_"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,15 +12,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rloo_cli.errors import StorageError
+from rloo_cli.recipe.secrets import masked, secret_values
 from rloo_cli.run import atomic
 
 LOG_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-
-SECRET_MARKS = ("TOKEN", "KEY", "SECRET", "PASSWORD")
-"""Environment variables with one of these words in their name (API_KEY) never appear in a log with their value."""
-
-SHORTEST_SECRET = 8
-"""Values below this length are left: masking `1` would make the log unreadable."""
 
 
 class LogFile(logging.Handler):
@@ -34,9 +30,7 @@ class LogFile(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         """Write one record."""
-        text = self.format(record)
-        for secret in self._secrets:
-            text = text.replace(secret, "***")
+        text = masked(self.format(record), self._secrets)
         try:
             atomic.append_line(self._path, text.encode("utf-8", "backslashreplace").decode())
         except StorageError:
@@ -46,25 +40,27 @@ class LogFile(logging.Handler):
 class Terminal(logging.Handler):
     """Shows warnings and errors of ours as one line each, without a traceback."""
 
-    def __init__(self, show: Callable[[str], None]) -> None:
+    def __init__(self, show: Callable[[str], None], secrets: tuple[str, ...] = ()) -> None:
         super().__init__(logging.WARNING)
         self._show = show
+        self._secrets = secrets
         self.addFilter(logging.Filter("rloo_cli"))
 
     def emit(self, record: logging.LogRecord) -> None:
         """Show the first line of one record; the file has the rest."""
-        self._show(f"{record.levelname.lower()}: {(record.getMessage().splitlines() or [''])[0]}")
+        self._show(f"{record.levelname.lower()}: {masked((record.getMessage().splitlines() or [''])[0], self._secrets)}")
 
 
 @contextmanager
 def logging_to(path: Path, *, show: Callable[[str], None] | None = None, environment: Mapping[str, str] | None = None) -> Iterator[LogFile]:
     """Send the root logger to the file `path`, and our warnings to `show`, for the block.
 
-    `environment` is searched for secrets, whose values are masked in the file. Python's warnings go to the file too.
+    `environment` is searched for secrets, whose values are masked in both. Python's warnings go to the file too.
     """
     root = logging.getLogger()
-    log_file = LogFile(path, secret_values(environment or {}))
-    handlers: list[logging.Handler] = [log_file, *([Terminal(show)] if show else [])]
+    secrets = secret_values(environment or {})
+    log_file = LogFile(path, secrets)
+    handlers: list[logging.Handler] = [log_file, *([Terminal(show, secrets)] if show else [])]
     level = root.level
     root.setLevel(logging.INFO)
     for handler in handlers:
@@ -77,13 +73,6 @@ def logging_to(path: Path, *, show: Callable[[str], None] | None = None, environ
         root.setLevel(level)
         for handler in handlers:
             root.removeHandler(handler)
-
-
-def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The values of variables whose names look like secrets, longest first."""
-    named = (value for name, value in environment.items() if not set(SECRET_MARKS).isdisjoint(name.upper().split("_")))
-    values = {value for value in named if len(value) >= SHORTEST_SECRET}
-    return tuple(sorted(values, key=len, reverse=True))
 
 
 def quiet_libraries() -> None:
@@ -119,7 +108,7 @@ class RankReport:
 
 def write_rank_report(attempt: Path, report: RankReport) -> None:
     """Leave `rank-K.json` in the attempt's folder."""
-    atomic.write_json(attempt / f"rank-{report.rank}.json", asdict(report))
+    atomic.write_json(attempt / f"rank-{report.rank}.json", asdict(report) | {"reason": masked(report.reason, secret_values(os.environ))})
 
 
 def read_rank_reports(attempt: Path) -> list[RankReport]:

@@ -8,7 +8,7 @@ import pytest
 from failpoints import FailingFileSystem
 
 from rloo_cli.run import atomic
-from rloo_cli.run.logs import RankReport, deciding_report, logging_to, read_rank_reports, secret_values, write_rank_report
+from rloo_cli.run.logs import RankReport, deciding_report, logging_to, read_rank_reports, write_rank_report
 
 
 def test_the_file_has_everything_and_the_terminal_our_warnings_in_one_line(tmp_path):
@@ -37,7 +37,6 @@ def test_afterwards_logging_is_as_it_was(tmp_path):
 
 def test_secrets_are_masked(tmp_path):
     environment = {"OPENAI_API_KEY": "sk-abcdefgh", "HF_TOKEN": "hf_12345678", "KEYBOARD": "qwertz-layout", "A_KEY": "short"}
-    assert set(secret_values(environment)) == {"sk-abcdefgh", "hf_12345678"}
     with logging_to(tmp_path / "train.log", environment=environment):
         logging.getLogger("x").error("401 for sk-abcdefgh with qwertz-layout")
     assert "401 for *** with qwertz-layout" in (tmp_path / "train.log").read_text()
