@@ -61,3 +61,11 @@ def test_one_miss_costs_the_point():
     assert result.points == 1
     assert "message: no place in it" in result.failures()
     assert card.from_json(card.to_json([result])) == [result]
+
+
+def test_the_page_on_reliability_lists_every_row():
+    page = (ROOT / "docs" / "reliability.md").read_text()
+    table = page.partition("<!-- scorecard -->\n")[2].partition("<!-- end of scorecard -->")[0]
+    rows = [tuple(cell.strip() for cell in line.split("|")[1:3]) for line in table.splitlines()[2:]]
+    wanted = [(entry.id, entry.title.replace("|", "\\|")) for entry in FAULTS]
+    assert rows == wanted, "print it anew by `python -m tests.faults --markdown --json RESULTS`"
