@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from rloo_cli.recipe.trl_keys import known_key
-
 MASK = "***"
 SECRET_ENDINGS = ("TOKEN", "KEY", "SECRET", "PASSWORD", "PASSWD", "PASSPHRASE", "CREDENTIAL", "AUTH", "COOKIE")
 SHORTEST_SECRET = 8
@@ -50,6 +48,8 @@ def masked(text: str, values: Iterable[str] = ()) -> str:
 
 def masked_command(words: Sequence[str], values: Iterable[str] = ()) -> list[str]:
     """A command line, word by word, as it may be kept; the value of `--set hub_token=…` is left out too."""
+    from rloo_cli.recipe.trl_keys import known_key  # the whole schema, which `rloo --help` need not wait for
+
     shown = []
     for word in words:
         name, equals, _ = word.removeprefix("--set=").partition("=")
