@@ -65,7 +65,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("rloo_cli/rollout/server_handshake.py", "network"): "the names of this machine, for the server to compare",
     ("rloo_cli/rollout/weight_group.py", "network"): "finds the address that the server can reach",
     ("rloo_cli/rollout/weight_transfer.py", "network"): "weights go to the vLLM server",
-    ("rloo_cli/rollout/weight_transfer.py", "write"): "weights for the server to read at once; whole or absent, and gone with the run",
+    ("rloo_cli/rollout/weight_file.py", "write"): "weights for the server to read at once; whole or absent, and gone with the run",
     ("rloo_cli/run/atomic.py", "write"): "the one place that writes durably",
     ("rloo_cli/run/environment.py", "network"): "the name of this machine",
     ("rloo_cli/run/environment.py", "process"): "asks git and nvidia-smi, with a deadline",

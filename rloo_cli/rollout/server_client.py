@@ -151,6 +151,13 @@ class ServerClient:
             raise TransientFault(f"the answer to {path} is no JSON ({len(content)} bytes)") from error
 
 
+def leave(*futures: asyncio.Future[Any]) -> None:
+    """Wait no longer for these, whatever they come to."""
+    for future in futures:
+        future.cancel()
+        future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
+
+
 def _connection_words(error: Exception) -> str:
     """What happened to the connection, in a few words."""
     if isinstance(error, httpx2.ConnectTimeout):

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -17,14 +16,15 @@ import torch
 
 from rloo_cli.errors import EngineError
 from rloo_cli.rollout.engine import GenerationRequest, OnGroup, RandomKey, SamplingParams
-from rloo_cli.rollout.server_answers import Expected, WrongVersionError, completions_of
+from rloo_cli.rollout.server_answers import WrongVersionError
 from rloo_cli.rollout.server_client import ServerClient, TransientFault
+from rloo_cli.rollout.server_generation import Generation, group_request
 from rloo_cli.rollout.server_handshake import ModelIdentity, ServerInfo, check_info, own_devices, probe_generation, read_info
 from rloo_cli.rollout.server_lease import LeaseKeeper
 from rloo_cli.rollout.server_outage import Outage
-from rloo_cli.rollout.vllm_outputs import RowBounds
-from rloo_cli.rollout.vllm_sampling import check_sampling, sampling_fields
-from rloo_cli.rollout.weight_transfer import FileTransfer, GroupTransfer, Transfer, leave
+from rloo_cli.rollout.vllm_sampling import check_sampling
+from rloo_cli.rollout.weight_file import FileTransfer
+from rloo_cli.rollout.weight_transfer import GroupTransfer, Transfer
 from rloo_cli.rollout.weight_update import push_weights
 from rloo_cli.rollout.weight_wire import dtype_of, unique_tensors
 from rloo_cli.types import Completion
@@ -32,21 +32,13 @@ from rloo_cli.types import Completion
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-Batch = dict[int, tuple[GenerationRequest, list[dict[str, Any]]]]
-"""By index of the prompt: the request, and the bodies to send for it."""
 
 TICK_SECONDS = 0.05
 """How often the caller is asked whether to stop, and finished groups go on to their rewards."""
 INFO_SECONDS = 15.0
 """For /rloo/info, which the server's engine answers between two of its steps."""
-QUIET_SECONDS = 5.0
-"""Without a finished group, before the server is asked whether it still is."""
-STALL_SECONDS, STALL_SECONDS_A_TOKEN, STALL_SECONDS_A_PROMPT_TOKEN = 20.0, 0.5, 0.002
-"""No group at all finished for this long, plus for each token that the longest row may have, plus for each token of all prompts: it hangs."""
 REFUSALS = 2
 """Of the same weights by a server whose engine answers in between."""
-ANSWER_BYTES, ANSWER_BYTES_A_TOKEN = 1 << 16, 512
-"""Cap of an answer: a token takes about 130 bytes with its log-prob."""
 
 
 class VllmServerEngine:
@@ -153,9 +145,18 @@ class VllmServerEngine:
         check_sampling(params)
         if self._weights is None:
             raise EngineError("the vLLM server was given no weights yet")
-        bodies = [self._bodies(request, params, key) for request in requests]
+        groups = {i: group_request(one, params, key, self._eos_ids, self._max_tokens(one, params)) for i, one in enumerate(requests)}
         done: dict[int, tuple[Completion, ...]] = {}
         outage = self._new_outage()
+        generation = Generation(
+            self._client,
+            version=self.weights_version,
+            vocab_size=self._identity.vocab_size,
+            eos_ids=self._eos_ids,
+            has_stop_strings=bool(params.stop),
+            outage=outage,
+            check_alive=self._check_alive,
+        )
 
         def finish(index: int, completions: tuple[Completion, ...]) -> None:
             done[index] = completions
@@ -164,9 +165,11 @@ class VllmServerEngine:
                 on_group(index, completions)
 
         async def attempt() -> None:
-            missing = [index for index in range(len(requests)) if index not in done]
-            batch = {index: (requests[index], bodies[index]) for index in missing}
-            await self._generate_groups(batch, params, finish, outage)
+            self._lease.check()
+            try:
+                await generation.run({index: group for index, group in groups.items() if index not in done}, finish)
+            except WrongVersionError as error:
+                raise await self._explain_version(error.found) from error
 
         self._run(self._persist(attempt, outage, recover=self._recover), check_stop or self._check_stop)
         return [done[index] for index in range(len(requests))]
@@ -287,78 +290,12 @@ class VllmServerEngine:
 
     # --- completions ----------------------------------------------------------------------------------------------
 
-    def _bodies(self, request: GenerationRequest, params: SamplingParams, key: RandomKey) -> list[dict[str, Any]]:
-        """What is sent for a prompt: one request for the whole group, whose row g draws by the first row's seed + g; greedy, one a row."""
-        fields = sampling_fields(params, key, request.first_row, eos_ids=self._eos_ids, max_tokens=self._max_tokens(request, params))
-        count = request.num_generations
-        if params.temperature == 0:
-            return [{"token_ids": list(request.token_ids), "sampling_params": fields}] * count  # vLLM refuses n > 1 there
-        return [{"token_ids": list(request.token_ids), "sampling_params": {**fields, "n": count}}]
-
     def _max_tokens(self, request: GenerationRequest, params: SamplingParams) -> int:
         longest = self._max_model_length or (self._info.max_model_len if self._info else 0)
         room = longest - len(request.token_ids)
         if room < 1:
             raise EngineError(f"a prompt of {len(request.token_ids)} tokens leaves no room for a completion in {longest}")
         return min(room, params.max_new_tokens or room)
-
-    async def _generate_groups(self, batch: Batch, params: SamplingParams, finish: OnGroup, outage: Outage) -> None:
-        """Ask for all of these at once, and hand each group on when its last row is there."""
-        self._lease.check()
-        tasks = {asyncio.ensure_future(self._group(i, *group, params, outage)): i for i, group in batch.items()}
-        stall = _stall_seconds(batch)
-        progress = time.monotonic()
-        try:
-            pending = set(tasks)
-            while pending:
-                done, pending = await asyncio.wait(pending, timeout=QUIET_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-                for task in sorted(done, key=tasks.__getitem__):
-                    finish(tasks[task], task.result())
-                if done:
-                    progress = time.monotonic()
-                elif time.monotonic() - progress > stall:
-                    raise TransientFault(f"no completion for {stall:.0f} s")
-                else:
-                    await self._check_alive()
-        except WrongVersionError as error:
-            raise await self._explain_version(error.found) from error
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _group(
-        self, index: int, request: GenerationRequest, bodies: list[dict[str, Any]], params: SamplingParams, outage: Outage
-    ) -> tuple[Completion, ...]:
-        """The whole group of one prompt; where the server answers, and declines (429, 500, 503), this prompt alone is sent again."""
-        while True:
-            asked = (self._request(body, index, request.first_row + row, params) for row, body in enumerate(bodies))
-            try:
-                parts = await _all_or_first_error(asked)
-            except TransientFault as fault:
-                if fault.status is None:
-                    raise
-                await outage.wait(fault)
-            else:
-                return tuple(completion for part in parts for completion in part)
-
-    async def _request(self, body: dict[str, Any], index: int, first_row: int, params: SamplingParams) -> tuple[Completion, ...]:
-        fields = body["sampling_params"]
-        tokens = fields["n"] * fields["max_tokens"]
-        document = await self._client.call(
-            "POST", "/inference/v1/generate", body, seconds=None, max_bytes=ANSWER_BYTES + ANSWER_BYTES_A_TOKEN * tokens
-        )
-        bounds = RowBounds(
-            place=f"request {index}",
-            max_tokens=fields["max_tokens"],
-            vocab_size=self._identity.vocab_size,
-            eos_ids=self._eos_ids,
-            has_stop_strings=bool(params.stop),
-        )
-        expected = Expected(
-            count=fields["n"], version=self.weights_version, bounds=bounds, first_row=first_row, engine=f"vLLM server {self.address}"
-        )
-        return completions_of(document, expected)
 
     async def _check_alive(self) -> None:
         """Raise TransientFault if the server does not answer, or is another process by now."""
@@ -374,21 +311,6 @@ class VllmServerEngine:
         except TransientFault as fault:
             return fault
         return self._stale(found)
-
-
-def _stall_seconds(batch: Batch) -> float:
-    longest = max((bodies[0]["sampling_params"]["max_tokens"] for _, bodies in batch.values()), default=0)
-    prompts = sum(len(request.token_ids) for request, _ in batch.values())
-    return STALL_SECONDS + STALL_SECONDS_A_TOKEN * longest + STALL_SECONDS_A_PROMPT_TOKEN * prompts
-
-
-async def _all_or_first_error(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """The results in order; the first error ends the others."""
-    tasks = [asyncio.ensure_future(one) for one in work]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        leave(*tasks)
 
 
 async def _watched(work: Awaitable[T], check_stop: Callable[[], None]) -> T:

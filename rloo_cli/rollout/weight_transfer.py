@@ -2,16 +2,12 @@
 
 A transfer joins the server's workers (again after each restart of the server) and sends all weights in one go. The server's HTTP answer
 and the broadcast are watched together, with a deadline: where the server refuses, its words come back at once, and where it is gone the
-broadcast is given up. `serving/transfer.py` is the other side.
+broadcast is given up. `weight_file.py` has the way by a file; `serving/transfer.py` is the other side.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import hashlib
-import json
-import os
 import secrets
 import socket
 import threading
@@ -20,15 +16,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import asdict
 from datetime import timedelta
-from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import torch
 import torch.distributed as dist
 
-from rloo_cli.errors import EngineError, StorageError
-from rloo_cli.rollout.server_client import ServerClient, TransientFault
+from rloo_cli.errors import EngineError
+from rloo_cli.rollout.server_client import ServerClient, TransientFault, leave
 from rloo_cli.rollout.weight_group import MEET_SECONDS, GroupPlace, from_trainer, make_group, own_address
 from rloo_cli.rollout.weight_wire import Plan, checksum, make_plan, packed
 
@@ -39,16 +34,6 @@ BYTES_A_SECOND = 20e6
 """A network slower than this is taken for a broken one; added to UPDATE_SECONDS for what is sent."""
 POLL_SECONDS = 0.002
 GRACE_SECONDS = 2.0  # after a failed broadcast, for the server's own words
-FORMAT_DTYPES = {
-    "float32": "F32",
-    "bfloat16": "BF16",
-    "float16": "F16",
-    "float64": "F64",
-    "int64": "I64",
-    "int32": "I32",
-    "uint8": "U8",
-    "bool": "BOOL",
-}
 
 
 class Transfer(Protocol):
@@ -165,80 +150,6 @@ class GroupTransfer:
             raise TransientFault(f"the broadcast of weights broke off ({first_line(error)})") from error
 
 
-class FileTransfer:
-    """A safetensors file in a folder, which the server reads; it goes when the server uses the next one."""
-
-    name = "file"
-
-    def __init__(self, folder: Path, *, owner: str) -> None:
-        self._folder = folder.absolute()
-        # The run folder tells whose files they are, also after the trainer was killed and started again.
-        self._prefix = f"weights-{hashlib.sha256(owner.rpartition(':')[2].encode()).hexdigest()[:8]}-"
-        self._newest: Path | None = None
-
-    async def join(self, client: ServerClient, world_size: int) -> None:
-        """Tell the workers that files will come."""
-        await client.call("POST", "/init_weight_transfer_engine", {"init_info": {"transport": "file"}})
-
-    async def send(self, client: ServerClient, tensors: Tensors) -> None:
-        """Write the file, and have the server load it."""
-        plan = make_plan(tensors)
-        self._newest = self._folder / f"{self._prefix}{secrets.token_hex(4)}.safetensors"
-        sums = write_weights(self._newest, tensors, plan)
-        info = {"plan": plan.document(), "path": str(self._newest), "checksums": sums}
-        await client.call("POST", "/update_weights", {"update_info": info}, seconds=update_seconds(plan))
-
-    def sent(self) -> None:
-        """Remove older files."""
-        self._remove(keep=self._newest)
-
-    def close(self) -> None:
-        """Remove all files of this run."""
-        self._remove(keep=None)
-
-    def _remove(self, keep: Path | None) -> None:
-        for path in [*self._folder.glob(f"{self._prefix}*"), *self._folder.glob(f".tmp-{self._prefix}*")]:
-            if path != keep:
-                with contextlib.suppress(OSError):
-                    path.unlink()
-
-
-def write_weights(path: Path, tensors: Tensors, plan: Plan) -> list[int]:
-    """The checksum of each buffer of a safetensors file that was written, and appeared whole.
-
-    Raises:
-        StorageError: it could not be written.
-    """
-    header: dict[str, Any] = {}
-    offset = 0
-    for chunk in plan.chunks():
-        for name, dtype, shape in chunk:
-            end = offset + torch.Size(shape).numel() * dtype.itemsize
-            header[name] = {"dtype": FORMAT_DTYPES[str(dtype).removeprefix("torch.")], "shape": list(shape), "data_offsets": [offset, end]}
-            offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-(len(text) + 8) % 64)
-    temporary = path.with_name(f".tmp-{path.name}")
-    sums = []
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with temporary.open("wb") as file:
-            file.write(len(text).to_bytes(8, "little") + text)
-            for buffer in packed(tensors, plan, torch.device("cpu")):
-                sums.append(checksum(buffer))
-                file.write(memoryview(buffer.numpy()))
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise StorageError(
-            f"cannot write weights for the vLLM server to {path.parent}: {error.strerror}; see vllm_weight_transfer_dir"
-        ) from error
-    return sums
-
-
 def update_seconds(plan: Plan) -> float:
     """The deadline of an update."""
     return UPDATE_SECONDS + sum(plan.sizes) / BYTES_A_SECOND
@@ -258,13 +169,6 @@ def in_thread(work: Callable[[], Any]) -> Future[Any]:
 
     threading.Thread(target=run, daemon=True, name="rloo-weight-transfer").start()
     return future
-
-
-def leave(*futures: asyncio.Future[Any]) -> None:
-    """Wait no longer for these, whatever they come to."""
-    for future in futures:
-        future.cancel()
-        future.add_done_callback(lambda ended: ended.cancelled() or ended.exception())
 
 
 def first_line(error: BaseException) -> str:
@@ -298,4 +202,4 @@ async def _own_words(answer: asyncio.Future[Any]) -> None:
         answer.result()
 
 
-__all__ = ["FileTransfer", "GroupTransfer", "Transfer", "update_seconds", "write_weights"]
+__all__ = ["GroupTransfer", "Transfer", "update_seconds"]

@@ -13,7 +13,7 @@ import tiny
 import torch
 
 from rloo_cli.errors import EngineError, RecipeError
-from rloo_cli.rollout import server_handshake, vllm_server
+from rloo_cli.rollout import server_generation, server_handshake, vllm_server
 from rloo_cli.rollout.engine import GenerationRequest, RandomKey, SamplingParams
 from rloo_cli.rollout.vllm_sampling import row_seed
 from rloo_cli.rollout.vllm_server import ModelIdentity, VllmServerEngine
@@ -30,8 +30,9 @@ BUDGET = 1.5
 
 @pytest.fixture(autouse=True)
 def short_deadlines(monkeypatch):
-    for name, seconds in {"INFO_SECONDS": 1.0, "QUIET_SECONDS": 0.3, "STALL_SECONDS": 1.0, "STALL_SECONDS_A_TOKEN": 0.0}.items():
-        monkeypatch.setattr(vllm_server, name, seconds)
+    monkeypatch.setattr(vllm_server, "INFO_SECONDS", 1.0)
+    for name, seconds in {"QUIET_SECONDS": 0.3, "STALL_SECONDS": 1.0, "STALL_SECONDS_A_TOKEN": 0.0}.items():
+        monkeypatch.setattr(server_generation, name, seconds)
     monkeypatch.setattr(server_handshake.probe_generation, "__kwdefaults__", {"seconds": 1.0})
 
 
