@@ -19,6 +19,8 @@ PR_SET_CHILD_SUBREAPER = 36
 POLL_SECONDS = 0.05
 STOP_SECONDS = 15.0
 """How long vLLM may take to leave by itself."""
+LINGER_SECONDS = 2.0
+"""How long it may stay without its engine, while clients hold connections open."""
 KILL_SECONDS = 5.0
 """How long killed processes may take to be gone; one that is not by then sits in the kernel."""
 TIDY_SECONDS = 3.0
@@ -100,10 +102,18 @@ class ServerProcess:
         self.family()
         if seconds > 0 and self.exit_code is None:
             self.process.send_signal(signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(seconds)
+            self._wait(seconds)
         self._end(lambda member: TRACKER not in _words(member), KILL_SECONDS, at_once=True)
         return self._end(lambda member: True, TIDY_SECONDS + KILL_SECONDS, at_once=False)
+
+    def _wait(self, seconds: float) -> None:
+        """Until the server has left, at most these seconds; without an engine it only waits for answers that nobody makes."""
+        deadline = time.monotonic() + seconds
+        while self.exit_code is None and time.monotonic() < deadline:
+            if self._workers and not any(map(_is_alive, self._workers)):
+                deadline = min(deadline, time.monotonic() + LINGER_SECONDS)
+                self._workers = {}
+            time.sleep(POLL_SECONDS)
 
     def _end(self, which: Callable[[psutil.Process], bool], seconds: float, *, at_once: bool) -> list[int]:
         """Kill these members until none is left or the time is over, at once or after TIDY_SECONDS; the pids that are left."""

@@ -167,6 +167,8 @@ def announce(options: command.ServeOptions, key: Key | None, listeners: list[Lis
         )
     if key is None:
         terminal.say("no key: every program of this machine can use the server. --key-file FILE makes one.")
+    elif key.file is None:
+        terminal.say(f"the key: trainers take it from {command.KEY_VARIABLE} in their environment, or from a file, vllm_server_key_file")
 
 
 def recipe_lines(options: command.ServeOptions, key: Key | None) -> str:

@@ -123,6 +123,27 @@ def test_a_lost_worker_is_noticed_and_named():
     there.stop(seconds=0)
 
 
+def test_a_server_without_its_engine_is_not_waited_for():
+    there = started(
+        f"""
+        import os, signal, time
+        if os.fork() == 0:
+            {RENAME}
+            time.sleep(100)
+        signal.signal(signal.SIGTERM, lambda *_: os.killpg(0, signal.SIGUSR1))
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        print("up", flush=True)
+        while True:
+            time.sleep(1)
+        """
+    )
+    wait_until(lambda: any(member.name() == "VLLM::Engine" for member in there.family()))
+    there.remember_workers()
+    begun = time.monotonic()
+    assert there.stop(seconds=60) == []
+    assert time.monotonic() - begun < 20
+
+
 def test_the_end_of_a_server_that_was_ready_is_an_error_with_its_reason(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     there, kept = server("import time; time.sleep(0.3); raise ValueError('the engine broke')"), log()
