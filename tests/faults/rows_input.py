@@ -500,7 +500,7 @@ def bad_model_folders(bench):
         refused(bench, f"template: {name}", code=code, says=[told], settings=[*settings, "dataset_name=x.jsonl"])
         shutil.rmtree(folder)
     shutil.copytree(bench.root / "sound", folder)
-    outcome = bench.train(settings=[*settings, "dataset_name=x.jsonl", "max_steps=1"], inject=limited())
+    outcome = bench.train(settings=[*settings, "dataset_name=prompts.jsonl", "max_steps=1"], inject=limited())
     bench.check(outcome, code=0, where="a sound folder: ")
 
 
