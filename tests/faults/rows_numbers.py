@@ -63,6 +63,10 @@ def batch_is_kept(bench, where, outcome, kept):
     facts = json.loads(kept.with_suffix(".json").read_text())
     sound = facts["step"] == STEP and facts["place"] and facts["value"] in ("nan", "inf", "-inf") and facts["weights_version"] == STEP - 1
     bench.expect("message", sound, f"{where}: facts {facts}")
+    shown = bench.run(["rollouts", "show", str(kept)])
+    bench.expect(
+        "message", shown.code == 0 and "prompt" in shown.output, f"{where}: the command to look at it: {shown.code}: {shown.tail()}"
+    )
 
 
 def digest_of(tensors):

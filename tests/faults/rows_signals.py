@@ -196,10 +196,10 @@ def signal_while_gathering(fire):
         time.sleep(0.25)
         return get(self, index)
 
-    def gather_and_fire(self, first, count):
+    def gather_and_fire(self, *arguments):
         PromptSet.__getitem__ = slow
         fire()
-        return gather(self, first, count)
+        return gather(self, *arguments)
 
     TrainingRun._prompts = gather_and_fire
 
