@@ -18,6 +18,8 @@ SECTIONS: dict[str, type[Section]] = {
     name: RewardEntry if name == "rewards" else typing.cast("type[Section]", field.annotation)
     for name, field in Recipe.model_fields.items()
 }
+REQUIRED = "(required)"
+"""Stands where a field has no default."""
 BOUND_SIGNS = ((Ge, "ge", "≥"), (Gt, "gt", ">"), (Le, "le", "≤"), (Lt, "lt", "<"))
 
 
@@ -41,7 +43,7 @@ def section_fields(section: str) -> list[FieldRow]:
 
 def _default_words(field: FieldInfo) -> str:
     if field.is_required():
-        return "(required)"
+        return REQUIRED
     return plain_value(field.get_default(call_default_factory=True))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from typing import Annotated
 
 import typer
@@ -11,7 +12,12 @@ import typer
 def schema(
     show: Annotated[
         str | None,
-        typer.Option("--show", metavar="SECTION", show_default=False, help="Print one section's fields (or `all`) as a table instead."),
+        typer.Option(
+            "--show",
+            metavar="SECTION",
+            show_default=False,
+            help="Print one section's fields (or `all`) as a list instead, as a table in a pipe.",
+        ),
     ] = None,
 ) -> None:
     """Print the JSON Schema of a recipe, for editors and checks.
@@ -25,11 +31,20 @@ def schema(
 
         typer.echo(json.dumps(json_schema(), indent=2, ensure_ascii=False))
         return
-    from rloo_cli.cli.fields import SECTIONS, section_fields
-    from rloo_cli.cli.tables import print_table
+    from rloo_cli.cli.fields import REQUIRED, SECTIONS, section_fields
+    from rloo_cli.cli.tables import print_entry, print_table
 
     if show != "all" and show not in SECTIONS:
         raise typer.BadParameter(f"no section {show!r}. Sections: {', '.join(SECTIONS)}, all.", param_hint="--show")
     for section in SECTIONS if show == "all" else [show]:
-        rows = [(field.name, field.type, field.default, field.description) for field in section_fields(section)]
-        print_table(rows, header=(section, "type", "default", "meaning"))
+        fields = section_fields(section)
+        if sys.stdout.isatty():
+            typer.secho(section, bold=True)
+            for field in fields:
+                default = "required" if field.default == REQUIRED else f"default {field.default}"
+                print_entry(field.name, f"{field.type}, {default}", field.description)
+        else:
+            print_table(
+                [(field.name, field.type, field.default, field.description) for field in fields],
+                header=(section, "type", "default", "meaning"),
+            )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Sequence
 
 import typer
+
+WIDEST = 100
+"""Columns of a paragraph that is still easily read."""
 
 
 def print_table(rows: Iterable[Sequence[str]], *, header: Sequence[str]) -> None:
@@ -24,3 +29,10 @@ def print_table(rows: Iterable[Sequence[str]], *, header: Sequence[str]) -> None
     for row in rows:
         table.add_row(*(Text(cell) for cell in row))
     Console().print(table)
+
+
+def print_entry(name: str, facts: str, sentence: str) -> None:
+    """Print name and facts on a line of the terminal, the sentence below: no wider than is easily read."""
+    width = min(shutil.get_terminal_size().columns, WIDEST)
+    typer.echo(f"  {typer.style(name, bold=True)}  {facts}")
+    typer.echo(textwrap.fill(sentence, width, initial_indent=" " * 6, subsequent_indent=" " * 6, break_long_words=False))

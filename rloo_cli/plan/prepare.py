@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from rloo_cli.errors import RecipeError
 from rloo_cli.plan.extras import check_vllm
-from rloo_cli.plan.shipped import find_recipe
+from rloo_cli.plan.shipped import find_recipe, why_missing
 from rloo_cli.recipe.batch import total_steps
 from rloo_cli.recipe.load import LoadedRecipe, load_recipe
 from rloo_cli.recipe.rules import reward_name
@@ -78,6 +78,8 @@ def check_recipe(
         RecipeError: a line for each fault, with its place.
     """
     file = find_recipe(path)
+    if why := why_missing(file):
+        raise RecipeError(why)
     folder = Path(code_dir) if code_dir is not None else file.parent
     if not folder.is_dir():
         raise RecipeError(f"--code-dir {folder}: no such folder" if code_dir is not None else f"{file}: no such file.")

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from pathlib import Path
 
 import rloo_cli
+from rloo_cli.recipe.nodes import printable
 
 PACKAGE = Path(rloo_cli.__file__).resolve().parent
 
@@ -23,3 +25,16 @@ def find_recipe(name: str | Path) -> Path:
         if shipped.is_file():
             return shipped
     return path
+
+
+def why_missing(name: str | Path) -> str:
+    """What to say of a plain name (`template`, `quickstar`) that is neither a file here nor a shipped recipe; empty for anything else."""
+    path, folder = Path(name), shipped_folder()
+    if path.exists() or path.name != str(name) or path.suffix:
+        return ""
+    if (folder / path / "recipe.yaml").is_file():
+        return f"{name} is a folder to begin from: cp -r {folder / path} my-task, change what is in it, then name my-task/recipe.yaml."
+    names = sorted(recipe.stem for recipe in folder.glob("*.yaml"))
+    near = get_close_matches(str(name), names, n=1)
+    hint = f" Did you mean `{near[0]}`?" if near else ""
+    return f"{printable(str(name))}: no such file, and no shipped recipe of that name; there are {', '.join(names)}.{hint}"

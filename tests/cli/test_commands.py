@@ -124,6 +124,16 @@ def test_the_schema_is_json_and_a_section_is_a_table(capsys):
     assert ["beta", "number ≥ 0", "0.05"] in [row[:3] for row in rows]
 
 
+def test_a_section_fits_a_narrow_terminal(capsys, monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert exit_code_of(["schema", "--show", "all"]) == 0
+    shown = capsys.readouterr().out
+    assert "beta\x1b[0m  number ≥ 0, default 0.05\n      Weight of the KL penalty" in shown
+    assert "dataset_name\x1b[0m  text, required\n" in shown
+    assert all(len(line) <= 80 for line in shown.splitlines() if line.startswith("      "))
+
+
 def test_plan_without_a_model_imports_nothing_heavy_and_knows_the_batch():
     code = "import sys, rloo_cli.cli.app as a; a.exit_code_of(['plan', 'smoke', '--no-model']); print('torch' in sys.modules)"
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)

@@ -31,6 +31,23 @@ def test_a_shipped_recipe_is_found_by_name_unless_a_file_has_it(tmp_path, monkey
     assert find_recipe("smoke.yaml") == Path("smoke.yaml")
 
 
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("template", f"template is a folder to begin from: cp -r {shipped_folder() / 'template'} my-task"),
+        ("quickstar", "quickstar: no such file, and no shipped recipe of that name; there are code, deepmath, gsm8k, "),
+        ("quickstar", "Did you mean `quickstart`?"),
+        ("no-such.yaml", "no-such.yaml: no such file."),
+        ("no/such", "no/such: no such file."),
+    ],
+)
+def test_a_name_that_is_nothing_is_answered_with_what_there_is(tmp_path, monkeypatch, name, told):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError) as caught:
+        check_recipe(name)
+    assert told in caught.value.message
+
+
 def test_only_differences_from_the_defaults_are_told(tmp_path):
     recipe = check(tmp_path, "algorithm:\n  beta: 0.1\n  epsilon: 0.2\n").loaded.recipe
     assert {entry["field"]: entry["value"] for entry in differences(recipe)} == {
@@ -99,12 +116,16 @@ def test_missing_extras_come_with_the_install_command(tmp_path, monkeypatch):
 BEST = "dataset_test_split: test\neval_strategy: steps\neval_temperature: 1.0\nnum_generations_eval: 2\n"
 
 
-@pytest.mark.parametrize("name", ["reward", "eval_reward", "rewards/exact_match_reward/pass@2", "eval/completions/mean_length", "custom/mine"])
+@pytest.mark.parametrize(
+    "name", ["reward", "eval_reward", "rewards/exact_match_reward/pass@2", "eval/completions/mean_length", "custom/mine"]
+)
 def test_the_metric_for_the_best_model_is_one_of_an_evaluation(tmp_path, name):
     assert check(tmp_path, BEST + f"metric_for_best_model: {name}\n").loaded.recipe.run.metric_for_best_model == name
 
 
 @pytest.mark.parametrize("name", ["eval_loss", "rewards/other/mean", "reward_std", "groups/zero_std"])
 def test_another_metric_for_the_best_model_is_refused_with_those_there_are(tmp_path, name):
-    with pytest.raises(RecipeError, match=rf"r\.yaml:11:24: run\.metric_for_best_model: no evaluation reports `{name}`; there are reward, .*pass@2"):
+    with pytest.raises(
+        RecipeError, match=rf"r\.yaml:11:24: run\.metric_for_best_model: no evaluation reports `{name}`; there are reward, .*pass@2"
+    ):
         check(tmp_path, BEST + f"metric_for_best_model: {name}\n")
