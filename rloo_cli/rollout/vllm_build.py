@@ -52,6 +52,16 @@ def build_engine(settings: EngineSettings, tokenizer: Any) -> Any:
         ) from error
 
 
+def end_engine(engine: Any, *, keep_process_group: bool) -> None:
+    """End vLLM and release its memory. It would end torch's default process group too, whoever began it."""
+    from vllm.distributed import parallel_state
+
+    if keep_process_group:
+        parallel_state.destroy_distributed_environment = lambda: None
+    with guest():
+        engine.engine_core.shutdown()
+
+
 def first_line(error: BaseException) -> str:
     """The error's message in one line."""
     return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -15,10 +15,10 @@ import torch
 from rloo_cli.errors import EngineError
 from rloo_cli.rollout.engine import GenerationRequest, OnGroup, RandomKey, SamplingParams
 from rloo_cli.rollout.rows import completion_limit
-from rloo_cli.rollout.vllm_build import FAULTS, EngineSettings, build_engine, first_line, lay_out_again
+from rloo_cli.rollout.vllm_build import FAULTS, EngineSettings, build_engine, end_engine, first_line, lay_out_again
 from rloo_cli.rollout.vllm_outputs import RowAnswer, RowBounds, completion_of
 from rloo_cli.rollout.vllm_sampling import check_sampling, sampling_fields
-from rloo_cli.rollout.vllm_surroundings import guest, kept_torch_random
+from rloo_cli.rollout.vllm_surroundings import kept_torch_random
 from rloo_cli.types import Completion
 
 logger = logging.getLogger(__name__)
@@ -77,6 +77,7 @@ class VllmColocateEngine:
         )
         self.weights_version = weights_version
         self._eos_ids = frozenset(eos_ids)
+        self._is_guest_of_group = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._llm: Any = build_engine(settings, tokenizer)
         model_config = self._llm.model_config
         self._context: int = model_config.max_model_len
@@ -150,11 +151,10 @@ class VllmColocateEngine:
         logger.debug("weights of step %d in vLLM after %.3f s", version, time.perf_counter() - started)
 
     def close(self) -> None:
-        """End vLLM; safe to call twice. torch's default process group goes with it: after the last collective."""
+        """End vLLM; safe to call twice."""
         llm, self._llm = self._llm, None
         if llm is not None:
-            with guest():
-                llm.engine_core.shutdown()
+            end_engine(llm, keep_process_group=self._is_guest_of_group)
 
     def _ready(self) -> Any:
         if self._llm is None:
