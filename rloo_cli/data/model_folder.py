@@ -38,6 +38,7 @@ MOST_LAYERS = 2_000
 MOST_OF_ANYTHING = 1_000_000
 """For what a model has a number of (`num_experts`, `n_head`, `num_labels`)."""
 LARGEST_NUMBER = 1 << 40
+LARGEST_TOKEN = (1 << 31) - 1
 COUNTS_OF_TOKENS = ("n_positions", "n_ctx", "num_embeddings")
 """Begin like counts of modules and may be larger."""
 
@@ -123,7 +124,7 @@ def _check_end(document: dict[str, Any], path: Path) -> None:
     """Refuse an `eos_token_id` that is no token id: generation would never end, or fail at its first token."""
     given = document.get("eos_token_id")
     ids = given if isinstance(given, list) else [] if given is None else [given]
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in ids):
+    if not all(isinstance(token, int) and not isinstance(token, bool) and -1 <= token <= LARGEST_TOKEN for token in ids):
         raise _refusal(path, f"`eos_token_id` is {quote(given)}; expected a token id or a list of them.")
 
 

@@ -87,7 +87,7 @@ def test_a_number_that_no_model_has_is_named(folder, field, value):
     assert "cannot be right" in refusal(folder)
 
 
-@pytest.mark.parametrize("value", ["x", [[1]], True, 1.5, {"a": 1}, ["</s>"]])
+@pytest.mark.parametrize("value", ["x", [[1]], True, 1.5, {"a": 1}, ["</s>"], 10**30, [3, -2]])
 @pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
 def test_an_end_that_is_no_token_is_named(folder, name, value):
     change(folder, name, eos_token_id=value)
