@@ -158,6 +158,7 @@ def update_seconds(plan: Plan) -> float:
 def in_thread(work: Callable[[], Any]) -> Future[Any]:
     """The future of work that cannot be broken off; a thread that nobody waits for does not hold the program up."""
     future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()  # from here on nobody can cancel it
 
     def run() -> None:
         try:

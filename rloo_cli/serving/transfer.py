@@ -80,6 +80,7 @@ class RlooTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
         """Let vLLM take checkpoint tensors layer by layer."""
         from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
 
+        drop_open_update(self.model)
         initialize_layerwise_reload(self.model)
 
     def finish_weight_update(self) -> None:
@@ -137,6 +138,18 @@ def _from_file(path: Path, plan: Plan, checksums: list[int] | None) -> Iterator[
             if file.readinto(memoryview(buffer.numpy())) != size:
                 raise RuntimeError(f"{path} is too short")
             yield buffer, expected
+
+
+def drop_open_update(model: torch.nn.Module) -> None:
+    """Forget tensors that an update which failed left waiting in layers: vLLM would load them with those of the next."""
+    from vllm.model_executor.model_loader.reload.layerwise import _place_kernel_tensors, get_layerwise_info
+
+    for layer in model.modules():
+        info = get_layerwise_info(layer)
+        if info.can_load():
+            if info.kernel_tensors is not None:
+                _place_kernel_tensors(layer, info)
+            info.reset()
 
 
 def mend_tied_head(model: torch.nn.Module) -> None:
