@@ -79,6 +79,11 @@ class PromptSet:
         """Tokens of each prompt, int64 of shape (len,)."""
         return np.diff(np.array(self._id_ends, dtype=np.int64), prepend=0)
 
+    @property
+    def largest_token(self) -> int:
+        """The largest token id in any prompt."""
+        return int(np.frombuffer(self._ids, dtype=self._ids.typecode).max())
+
     def repeats(self) -> tuple[int, tuple[int, int] | None]:
         """How many prompts have the tokens of an earlier one, and the first pair (earlier, later)."""
         starts = [0, *self._id_ends[:-1]]

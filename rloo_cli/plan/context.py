@@ -33,3 +33,9 @@ def context_length(model: ModelSection, *, trust_remote_code: bool) -> int | Non
     text = load_config(model, trust_remote_code=trust_remote_code).get_text_config()
     length = getattr(text, "max_position_embeddings", None)
     return length if isinstance(length, int) and length > 0 else None
+
+
+def vocabulary_size(model: ModelSection, *, trust_remote_code: bool) -> int | None:
+    """Token ids that the model has, or None where its configuration does not say."""
+    size = getattr(load_config(model, trust_remote_code=trust_remote_code).get_text_config(), "vocab_size", None)
+    return size if isinstance(size, int) and size > 0 else None

@@ -126,7 +126,7 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
     from rloo_cli.data.chat import load_tokenizer
     from rloo_cli.data.dataset import load_prompts
     from rloo_cli.data.model_folder import check_weights
-    from rloo_cli.plan.context import context_length
+    from rloo_cli.plan.context import context_length, vocabulary_size
     from rloo_cli.run.logs import quiet_libraries
 
     quiet_libraries()
@@ -141,6 +141,7 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
 
     prompts = load(recipe.data.dataset_train_split, recipe.data.max_train_samples)
     _check_columns(checked, prompts)
+    _check_vocabulary(recipe, prompts, vocabulary_size(recipe.model, trust_remote_code=trust_remote_code))
     notices = rewards.check_rows({name: prompts.column(name) for name in prompts.columns})
     eval_prompts = None
     if evaluates is None:
@@ -177,6 +178,15 @@ def max_prompt_tokens(recipe: Recipe, context: int | None) -> int:
             f"{recipe.model.model_name_or_path} has {context} tokens."
         )
     return min(asked, room) if asked is not None else room
+
+
+def _check_vocabulary(recipe: Recipe, prompts: PromptSet, size: int | None) -> None:
+    """Raise RecipeError for prompts with tokens that the model has no embedding of."""
+    if size is not None and prompts.largest_token >= size:
+        raise RecipeError(
+            f"model.model_name_or_path: the tokenizer of {recipe.model.model_name_or_path} gives token id {prompts.largest_token:,}, and the "
+            f"model has {size:,} tokens: they do not belong together."
+        )
 
 
 def _check_columns(checked: CheckedRecipe, prompts: PromptSet) -> None:

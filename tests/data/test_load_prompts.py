@@ -52,6 +52,7 @@ def test_string_prompts_are_used_as_they_are(tmp_path):
     assert list(prompts.lengths) == [4] * 5
     assert prompts.place(3).endswith("train.jsonl:4")
     assert prompts.dropped == 0
+    assert prompts.largest_token == ord("=")
     assert [p.row for p in prompts] == list(range(5))
 
 

@@ -437,6 +437,7 @@ BAD_MODELS = {
         written("tokenizer.json", {"model": {"type": "BPE", "vocab": [], "merges": 3}}),
         ["model.model_name"],
     ),
+    "tokens beyond the vocabulary": (changed("config.json", vocab_size=50), ["has 50 tokens: they do not belong together"]),
     "config.json that is a list": (written("config.json", []), ["config.json: expected an object, got []"]),
     "config.json of 1 GB": (gigabyte("config.json"), ["config.json: has 1,073,741,824 bytes"]),
     "config.json, deep": (written("config.json", b"[" * 200_000), ["config.json: is nested too deeply"]),
