@@ -269,7 +269,7 @@ class VllmServerEngine:
         assert self._info is not None
         assert self._transfer is not None
         assert self._weights is not None
-        self._lease.check()
+        await self._lease.take(self._client)  # a trainer that slept for longer than its lease must not overwrite another's weights
         if not self._has_joined:
             await self._transfer.join(self._client, self._info.world_size)
         self._has_joined = False  # until all of it went well

@@ -1,5 +1,6 @@
 """The server engine against a TCP server that misbehaves: what is tried again, what is refused, and how long it takes."""
 
+import asyncio
 import os
 import socket
 import subprocess
@@ -15,6 +16,7 @@ import torch
 from rloo_cli.errors import EngineError, RecipeError
 from rloo_cli.rollout import server_generation, server_handshake, vllm_server
 from rloo_cli.rollout.engine import GenerationRequest, RandomKey, SamplingParams
+from rloo_cli.rollout.server_client import ServerClient
 from rloo_cli.rollout.vllm_sampling import row_seed
 from rloo_cli.rollout.vllm_server import ModelIdentity, VllmServerEngine
 from rloo_cli.types import FinishReason
@@ -249,6 +251,19 @@ def test_the_lease_of_a_trainer_that_was_killed_is_taken_over(make_engine):
     with scripted_server.ScriptedServer(IDENTITY) as server:
         make_engine(server.address, owner=f"{socket.gethostname()}:{child}:/runs/a").connect()
         make_engine(server.address).connect()
+
+
+def test_a_trainer_that_slept_through_its_lease_does_not_overwrite_the_next_ones_weights(make_engine):
+    with scripted_server.ScriptedServer(IDENTITY) as server:
+        first, second = make_engine(server.address), make_engine(server.address, owner=f"{socket.gethostname()}:{os.getppid()}:/runs/b")
+        first.connect()
+        first.load_weights(WEIGHTS.items(), 1)
+        lease = {"owner": first._owner}
+        asyncio.run(ServerClient(server.address, None).call("DELETE", "/rloo/lease", lease))  # as its end does
+        second.connect()
+        second.load_weights(WEIGHTS.items(), 7)
+        with pytest.raises(EngineError, match=r"serves another trainer \(.*:/runs/b\)"):
+            first.load_weights(WEIGHTS.items(), 2)
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "http://", "http://user:secret@h:1", "http://h:99999", "http://h/?a=b"])
