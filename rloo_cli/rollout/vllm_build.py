@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,8 @@ CONCURRENT_ROWS = 64
 """Rows of full length that the CPU's key-value cache has room for at once; shorter ones are more."""
 CPU_BLOCK = 32
 """Tokens of a cache block on the CPU, the least that its kernels like: prompts are shared in whole blocks."""
+
+VALIDATION_HEADING = re.compile(r"\d+ validation errors? for ")
 
 # What vLLM raises when a model, a value or the memory does not suit it; anything else is a bug.
 FAULTS = (RuntimeError, ValueError, TypeError, LookupError, AttributeError, AssertionError, OSError, ImportError, NotImplementedError)
@@ -63,8 +66,10 @@ def end_engine(engine: Any, *, keep_process_group: bool) -> None:
 
 
 def first_line(error: BaseException) -> str:
-    """The error's message in one line."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+    """What the error says, in one line; of a validation error the reason, not the heading."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    reasons = [line for line in lines if not VALIDATION_HEADING.match(line)]
+    return (reasons or lines or [type(error).__name__])[0].partition(" [type=")[0].removeprefix("Value error, ")
 
 
 def _environment() -> dict[str, str]:
@@ -93,12 +98,41 @@ def _build(settings: EngineSettings, tokenizer: Any) -> Any:
         keep_plain_weights()
         # Would bind all memory of this process, the trainer's too, to one NUMA node.
         torch.ops._C.init_cpu_memory_env = lambda nodes: None
-    config = EngineArgs(**_arguments(settings, is_cpu=current_platform.is_cpu())).create_engine_config(UsageContext.LLM_CLASS)
+    arguments = _arguments(settings, is_cpu=current_platform.is_cpu())
+    config = EngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
+    if config.model_config.using_transformers_backend():
+        _spare_transformers_classes()
+        config = EngineArgs(**arguments | {"enforce_eager": True}).create_engine_config(UsageContext.LLM_CLASS)
     if current_platform.is_cpu():
         config.cache_config.kv_cache_memory_bytes = _cache_bytes(config, settings.gpu_memory_utilization)
     engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+    if current_platform.is_cpu():
+        try:
+            _try_one_token(engine)
+        except FAULTS:
+            engine.engine_core.shutdown()  # whenever else it is collected, it ends what a later engine stands on
+            raise
     engine.output_processor.tokenizer = tokenizer  # reads text for stop strings alone; its own would be loaded from files again
     return engine
+
+
+def _spare_transformers_classes() -> None:
+    """Keep vLLM from preparing transformers' own model class for compilation: the trainer's model is of the same class."""
+    from vllm.model_executor.models.transformers import base
+
+    theirs: Any = base.Base
+    theirs._decorate_cls_for_torch_compile = lambda *args, **kwargs: None
+
+
+def _try_one_token(engine: Any) -> None:
+    """Run the model once: which head sizes the CPU's attention takes is told by its kernel alone, and no warm-up asks it."""
+    from vllm import SamplingParams
+    from vllm.inputs.engine import tokens_input
+
+    engine.add_request("probe", tokens_input([0]), SamplingParams(max_tokens=1, temperature=0.0, detokenize=False))
+    while engine.has_unfinished_requests():
+        engine.step()
+    engine.reset_prefix_cache()
 
 
 def _arguments(settings: EngineSettings, *, is_cpu: bool) -> dict[str, Any]:
@@ -113,6 +147,7 @@ def _arguments(settings: EngineSettings, *, is_cpu: bool) -> dict[str, Any]:
     }
     return {
         "model": settings.model_path,
+        "runner": "generate",
         "revision": settings.revision,
         "dtype": settings.dtype,
         "max_model_len": settings.max_model_length,

@@ -23,6 +23,7 @@ def build(name, seed=0, **changes):
 
 def engine_for(folder, model, **changes):
     """An engine without weights for models of this shape; `folder` gets the configuration alone."""
+    model.config.architectures = [type(model).__name__]  # as save_pretrained of the model itself has it
     model.config.save_pretrained(folder)
     settings = {
         "model_path": str(folder),

@@ -321,9 +321,28 @@ def test_bf16_follows_updates_and_samples_nearly_as_the_model_does(tmp_path):
         engine.close()
 
 
+def test_the_transformers_implementation_follows_updates_and_spares_the_trainers_class(tmp_path):
+    trained = build("llama")
+    before = trained(torch.tensor([PROMPTS[0]])).logits
+    engine = engine_for(tmp_path, trained, model_impl="transformers")
+    try:
+        assert torch.equal(trained(torch.tensor([PROMPTS[0]])).logits, before)
+        for seed in (0, 1):
+            model = build("llama", seed)
+            engine.load_weights(model.state_dict().items(), seed)
+            assert greedy(engine) == generated(model)
+    finally:
+        engine.close()
+
+
 def test_what_this_platform_or_vllm_cannot_do_is_told_at_the_start(tmp_path, caplog):
     model = build("qwen2")
     with pytest.raises(RecipeError, match="vllm_enable_sleep_mode: vLLM cannot give memory back on this platform"):
         engine_for(tmp_path, model, enable_sleep_mode=True)
-    with caplog.at_level(logging.ERROR), pytest.raises(EngineError, match="vLLM cannot be started with .*: "):
+    with (
+        caplog.at_level(logging.ERROR),
+        pytest.raises(EngineError, match=r"vLLM cannot be started with .*: User-specified max_model_len \(100000\)"),
+    ):
         engine_for(tmp_path, model, max_model_length=100_000)
+    with caplog.at_level(logging.ERROR), pytest.raises(EngineError, match="Unsupported CPU attention configuration: head_dim=16"):
+        engine_for(tmp_path, tiny.qwen2())
