@@ -9,6 +9,7 @@
     ├── StorageError              6   disk full, unreadable checkpoint, locked run folder
     ├── NonFiniteError            7   NaN or infinity in our own numbers; no update was made
     ├── DeviceMemoryError         8   one row does not fit into the device's memory
+    ├── NeighbourError            9   another process of the run failed; its own error is the command's
     ├── StoppedError             75   stopped by a signal, checkpoint saved, `--resume` goes on
     └── InterruptedTwiceError   130   second Ctrl-C
 
@@ -109,6 +110,12 @@ class DeviceMemoryError(RlooError):
     """Out of memory with the smallest possible micro-batch."""
 
     exit_code = 8
+
+
+class NeighbourError(RlooError):
+    """Another process of the run failed: what it said; its own code is the command's."""
+
+    exit_code = 9
 
 
 class StoppedError(RlooError):

@@ -9,7 +9,8 @@ import torch
 from rloo_cli.data.dataset import PromptSet
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.rollout.engine import RandomKey
-from rloo_cli.training.experience import Collector, Experience, build_experience
+from rloo_cli.training.collector import Collector
+from rloo_cli.training.experience import Experience, build_experience
 from rloo_cli.training.rollout_metrics import rollout_metrics
 from rloo_cli.training.sampling import eval_params
 from rloo_cli.types import GroupRewards

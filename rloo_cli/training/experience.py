@@ -1,28 +1,15 @@
-"""A generation batch with its rewards, and the collector that makes one: generate, decode, score.
-
-Rewards of a finished group are computed in their workers while the other groups still decode.
-"""
+"""A generation batch with its rewards, and what becomes known of its rows."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
-from transformers import PreTrainedTokenizerBase
 
 from rloo_cli.algorithm.advantages import combine_rewards
-from rloo_cli.errors import NonFiniteError, RewardError
-from rloo_cli.rollout.engine import Engine, GenerationRequest, RandomKey, SamplingParams
-from rloo_cli.run.rollouts import RolloutRow
-from rloo_cli.training.failed_batch import BatchInHand, unfinished_rows
-from rloo_cli.training.non_finite import check_completions, row_error
-from rloo_cli.types import Completion, FinishReason, Group, GroupRewards, Prompt, TrainerState
-
-if TYPE_CHECKING:
-    from rloo_cli.rewards.runner import RewardRunner
+from rloo_cli.errors import RewardError
+from rloo_cli.types import FinishReason, Group, GroupRewards
 
 LARGEST_REWARD = 1e30  # its square sums in float64, its products in float32
 
@@ -95,95 +82,3 @@ def _refuse_huge(reward_PG: torch.Tensor, groups: Sequence[Group]) -> None:
 
 def _number(value: float | None) -> float:
     return float("nan") if value is None else value
-
-
-class Collector:
-    """Prompts in, scored groups out."""
-
-    def __init__(self, engine: Engine, rewards: RewardRunner, tokenizer: PreTrainedTokenizerBase, *, max_steps: int) -> None:
-        self.engine = engine
-        self.rewards = rewards
-        self.tokenizer = tokenizer
-        self.max_steps = max_steps
-        self._in_hand: BatchInHand | None = None
-
-    def collect(
-        self,
-        prompts: Sequence[Prompt],
-        params: SamplingParams,
-        key: RandomKey,
-        *,
-        step: int,
-        num_generations: int,
-        check_stop: Callable[[], None],
-        first_prompt: int = 0,
-    ) -> tuple[list[Group], list[GroupRewards], dict[str, float]]:
-        """The groups and rewards of the prompts, in order, and the seconds of each phase.
-
-        `step` is what reward functions are told; `first_prompt` is the place of `prompts[0]` among all prompts of the step, where they come in parts.
-        `check_stop` is called between tokens and raises to give the batch up.
-
-        Raises:
-            EngineError, RewardError, NonFiniteError: see the engine and the reward runner.
-        """
-        state = TrainerState(step=step, max_steps=self.max_steps)
-        groups: dict[int, Group] = {}
-        first_row = first_prompt * num_generations
-        self._in_hand = BatchInHand(step=step, prompts=prompts, groups=groups, num_generations=num_generations, first_row=first_row)
-
-        def finish(index: int, completions: tuple[Completion, ...]) -> None:
-            groups[index] = self._group(prompts[index], completions)
-            row = first_row + index * num_generations
-            check_completions(prompts[index], completions, step=step, first_row=row, num_generations=num_generations)
-            self.rewards.submit(index, groups[index], state)
-
-        def between_tokens() -> None:
-            """Hand finished groups on to idle reward workers while the others decode; leave if a stop was asked for."""
-            self.rewards.poll()
-            check_stop()
-
-        started = time.perf_counter()
-        requests = [
-            GenerationRequest(token_ids=prompt.token_ids, num_generations=num_generations, first_row=first_row + i * num_generations)
-            for i, prompt in enumerate(prompts)
-        ]
-        try:
-            self.engine.generate(requests, params, key, on_group=finish, check_stop=between_tokens)
-            generated = time.perf_counter()
-            scores = self.rewards.collect(check_stop)
-        except NonFiniteError as error:
-            self.rewards.discard()
-            raise self._placed(error) from error
-        except BaseException:
-            self.rewards.discard()
-            raise
-        seconds = {"perf/seconds/generate": generated - started, "perf/seconds/reward": time.perf_counter() - generated}
-        return [groups[i] for i in range(len(prompts))], [scores[i] for i in range(len(prompts))], seconds
-
-    def rows_in_hand(self, error: NonFiniteError) -> list[RolloutRow]:
-        """The batch that `collect` failed with, as far as it was sampled."""
-        assert self._in_hand is not None
-        return unfinished_rows(
-            self._in_hand, error, self.rewards.names, weights_version=self.engine.weights_version, tokenizer=self.tokenizer
-        )
-
-    def _placed(self, error: NonFiniteError) -> NonFiniteError:
-        """The engine's error, which knows a row of the step, with the step and the prompt in its message."""
-        batch = self._in_hand
-        if batch is None or error.row is None or error.message.startswith("step "):
-            return error
-        return row_error(
-            step=batch.step,
-            place=error.place,
-            value=error.value if error.value is not None else float("nan"),
-            row=error.row,
-            num_generations=batch.num_generations,
-            prompt=batch.prompts[(error.row - batch.first_row) // batch.num_generations],
-            token=error.token or 0,
-            token_ids=error.token_ids,
-            remedy="Lower the learning rate, or train with `bf16: false`.",
-        )
-
-    def _group(self, prompt: Prompt, completions: tuple[Completion, ...]) -> Group:
-        texts = self.tokenizer.batch_decode([c.token_ids for c in completions], skip_special_tokens=True)
-        return Group(prompt=prompt, completions=completions, texts=tuple(texts))

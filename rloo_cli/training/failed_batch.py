@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import platform
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +24,7 @@ class BatchInHand:
 
     step: int
     prompts: Sequence[Prompt]
-    groups: Mapping[int, Group]
+    groups: dict[int, Group]
     """Those that are complete, by the index of their prompt; filled on the way."""
     num_generations: int
     first_row: int

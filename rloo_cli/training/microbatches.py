@@ -73,6 +73,32 @@ def cut_into_micro_batches(groups: Sequence[GroupRows], *, max_tokens: int, max_
     return batches
 
 
+def share_rows(groups: Sequence[GroupRows], shares: int) -> list[list[GroupRows]]:
+    """The rows of an optimizer step dealt out: whole groups, the longest first to whoever has least; cut where there are fewer groups than shares."""
+    if shares == 1:
+        return [list(groups)]
+    if len(groups) < shares:
+        groups = [_select(group, part) for group in groups for part in _parts(len(group.rows), -(-shares // max(len(groups), 1)))]
+    loads = [0] * shares
+    dealt: list[list[GroupRows]] = [[] for _ in range(shares)]
+    for group in sorted(groups, key=lambda group: (-group.tokens, group.rows)):
+        least = loads.index(min(loads))
+        loads[least] += group.tokens
+        dealt[least].append(group)
+    return [sorted(share, key=lambda group: group.rows) for share in dealt]
+
+
+def _parts(count: int, parts: int) -> list[range]:
+    """`count` things in order in at most `parts` parts of nearly the same size, none empty."""
+    cuts = [range(count * i // parts, count * (i + 1) // parts) for i in range(parts)]
+    return [cut for cut in cuts if len(cut)]
+
+
+def filler(token: int) -> list[GroupRows]:
+    """A micro-batch of one token, for a rank that has none left while a forward pass needs all ranks. Its row number means nothing."""
+    return [GroupRows(group=0, prompt_ids=(token,), rows=(0,), completion_ids=((token,),))]
+
+
 def cuts_a_group(micro_batches: Sequence[Sequence[GroupRows]]) -> bool:
     """Whether some group's rows lie in more than one micro-batch."""
     groups = [piece.group for batch in micro_batches for piece in batch]

@@ -1,14 +1,35 @@
-"""Metrics that come out of a differentiated pass, summed over its micro-batches."""
+"""Metrics that come out of a differentiated pass, summed over its micro-batches and then over the ranks."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from rloo_cli.algorithm.loss import effective_sample_size
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassSums:
+    """What one rank adds to the step's values."""
+
+    loss: float
+    entropy: float
+    """Summed over `tokens`, nats."""
+    tokens: int
+    gap: float
+    """|trainer's − sampler's log-prob| summed over `gap_tokens`, nats."""
+    gap_max: float
+    gap_tokens: int
+    rows: tuple[tuple[float, float], ...]
+    """(trainer's, sampler's) log-prob of each row."""
+    clipped: int
+    clip_rows: int
+
+
 class PassMetrics:
-    """Collects from each micro-batch; `summary` gives the step's values. Everything is over the rows that were in the pass."""
+    """Collects from each micro-batch of this rank. Everything is over the rows that were in the pass."""
 
     def __init__(self) -> None:
         self.loss = 0.0
@@ -31,19 +52,36 @@ class PassMetrics:
         """Add which rows the clip took out of the gradient."""
         self.clipped.append(clipped_B)
 
-    def summary(self, *, off_policy: bool) -> dict[str, float]:
-        """The step's metrics by their documented names; what does not exist is absent."""
-        result = {"loss": self.loss + 0.0}
-        if self.entropies:
-            result["entropy"] = torch.cat(self.entropies).double().mean().item()
-        if self.gaps:
-            gap_N = torch.cat(self.gaps).double()
-            logp_B, sampler_B = (torch.cat(parts).double() for parts in zip(*self.rows, strict=True))
-            result["sampling/logp_diff_mean"] = gap_N.mean().item()
-            result["sampling/logp_diff_max"] = gap_N.max().item()
-            result["sampling/ess"] = effective_sample_size(logp_B, sampler_B).item()
-        if not off_policy:
-            result["clip_ratio/region_mean"] = 0.0
-        elif self.clipped:
-            result["clip_ratio/region_mean"] = torch.cat(self.clipped).double().mean().item()
-        return result
+    def sums(self) -> PassSums:
+        """This rank's sums."""
+        entropy_N, gap_N, clipped_B = (
+            torch.cat(parts).double() if parts else torch.zeros(0) for parts in (self.entropies, self.gaps, self.clipped)
+        )
+        return PassSums(
+            loss=self.loss,
+            entropy=entropy_N.sum().item(),
+            tokens=len(entropy_N),
+            gap=gap_N.sum().item(),
+            gap_max=gap_N.max().item() if len(gap_N) else 0.0,
+            gap_tokens=len(gap_N),
+            rows=tuple(pair for ours, theirs in self.rows for pair in zip(ours.tolist(), theirs.tolist(), strict=True)),
+            clipped=int(clipped_B.sum().item()),
+            clip_rows=len(clipped_B),
+        )
+
+
+def summarise(parts: Sequence[PassSums], *, off_policy: bool) -> dict[str, float]:
+    """The step's metrics by their documented names, from the sums of all ranks; what does not exist is absent."""
+    result = {"loss": sum(part.loss for part in parts) + 0.0}
+    if tokens := sum(part.tokens for part in parts):
+        result["entropy"] = sum(part.entropy for part in parts) / tokens
+    if gap_tokens := sum(part.gap_tokens for part in parts):
+        result["sampling/logp_diff_mean"] = sum(part.gap for part in parts) / gap_tokens
+        result["sampling/logp_diff_max"] = max(part.gap_max for part in parts)
+        rows = torch.tensor([pair for part in parts for pair in part.rows], dtype=torch.float64)
+        result["sampling/ess"] = effective_sample_size(rows[:, 0], rows[:, 1]).item()
+    if not off_policy:
+        result["clip_ratio/region_mean"] = 0.0
+    elif clip_rows := sum(part.clip_rows for part in parts):
+        result["clip_ratio/region_mean"] = sum(part.clipped for part in parts) / clip_rows
+    return result

@@ -10,10 +10,12 @@ from accelerate import Accelerator
 from transformers import PreTrainedModel
 
 from rloo_cli.recipe.schema import Recipe
+from rloo_cli.run.ranks import Ranks, join_ranks
 from rloo_cli.training import auto
 from rloo_cli.training.engines import EngineMaker, prepare_engine
 from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.policy import Policy, disable_dropout, load_model
+from rloo_cli.training.strategy import Replicated, Strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +26,8 @@ class Device:
     low_precision: torch.dtype | None
     """bfloat16 where training autocasts and samples in it, or None."""
     maker: EngineMaker
+    ranks: Ranks
+    strategy: Strategy
 
 
 def prepare_device(inputs: TrainingInputs, stack: ExitStack) -> Device:
@@ -39,7 +43,14 @@ def prepare_device(inputs: TrainingInputs, stack: ExitStack) -> Device:
         inputs.progress.note("bf16: off, this device is not faster at it; float32 throughout.")
     accelerator = Accelerator(mixed_precision="bf16" if is_low else "no", cpu=device.type == "cpu")
     low = torch.bfloat16 if is_low else None
-    return Device(accelerator=accelerator, low_precision=low, maker=stack.enter_context(closing(prepare_engine(inputs, low, device))))
+    ranks = join_ranks()
+    return Device(
+        accelerator=accelerator,
+        low_precision=low,
+        maker=stack.enter_context(closing(prepare_engine(inputs, low, device))),
+        ranks=ranks,
+        strategy=Replicated(accelerator, ranks),
+    )
 
 
 def load(inputs: TrainingInputs) -> PreTrainedModel:

@@ -16,10 +16,12 @@ from rloo_cli.run.atomic import write_file
 from rloo_cli.run.checkpoint import set_aside_newer
 from rloo_cli.run.metrics import MetricsWriter
 from rloo_cli.run.randomness import restore_random_state, seed_everything
+from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.trackers import Trackers
 from rloo_cli.training import auto
+from rloo_cli.training.collector import Collector
 from rloo_cli.training.evaluation import evaluate
-from rloo_cli.training.experience import Collector, Experience
+from rloo_cli.training.experience import Experience
 from rloo_cli.training.fingerprint import fingerprint
 from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.loop import run_loop
@@ -62,7 +64,7 @@ def evaluate_model(inputs: TrainingInputs) -> tuple[Experience, dict[str, float]
         engine = device.maker.make(model.to(device.accelerator.device))
         with inputs.progress.phase("evaluate"):
             engine.load_weights(model.state_dict().items(), version=step)
-            collector = _collector(inputs, engine)
+            collector = _collector(inputs, engine, device.ranks)
             return evaluate(collector, inputs.eval_prompts, inputs.recipe, inputs.rewards.names, step, inputs.stop.check)
 
 
@@ -77,9 +79,10 @@ def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
     policy, recipe = make_policy(inputs, model, device)
     inputs = replace(inputs, recipe=recipe)
     write_file(inputs.folder.recipe, dump_recipe(recipe))
-    reference = make_reference(policy, low_precision=low) if recipe.algorithm.beta > 0 else None
+    reference = device.strategy.prepare_reference(make_reference(policy, low_precision=low)) if recipe.algorithm.beta > 0 else None
     if recipe.training.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
+    policy = device.strategy.prepare(policy)
     optimizer = build_optimizer(policy, recipe.training, total_steps=inputs.total_steps, accelerator=accelerator)
     position, offset = RunPosition(), 0
     if (checkpoint := inputs.resume_from) is not None:
@@ -95,14 +98,16 @@ def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
     engine.load_weights(model.state_dict().items(), version=position.step)
     updater = Updater(
         accelerator=accelerator,
-        policy=accelerator.prepare(policy),
+        policy=policy,
         reference=reference,
         optimizer=optimizer,
         algorithm=recipe.algorithm,
         settings=_settings(inputs, model),
-        check_stop=inputs.stop.check,
+        strategy=device.strategy,
+        ranks=device.ranks,
+        stop=inputs.stop,
     )
-    collector = _collector(inputs, engine)
+    collector = _collector(inputs, engine, device.ranks)
     recorder = _recorder(inputs, offset, position.step)
     return TrainingRun(
         inputs, collector=collector, engine=engine, updater=updater, recorder=recorder, position=position, model_fingerprint=origin
@@ -128,8 +133,8 @@ def _load_weights(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> N
             own[name].copy_(tensor)
 
 
-def _collector(inputs: TrainingInputs, engine: Engine) -> Collector:
-    return Collector(engine, inputs.rewards, inputs.tokenizer, max_steps=inputs.total_steps)
+def _collector(inputs: TrainingInputs, engine: Engine, ranks: Ranks) -> Collector:
+    return Collector(engine, inputs.rewards, inputs.tokenizer, max_steps=inputs.total_steps, ranks=ranks)
 
 
 def _settings(inputs: TrainingInputs, model: PreTrainedModel) -> UpdateSettings:

@@ -17,8 +17,9 @@ from rloo_cli.run.rollouts import RolloutRow
 from rloo_cli.run.signals import StopRequested
 from rloo_cli.training.ahead import BatchOrder, CheckStop, Collected, GenerationAhead
 from rloo_cli.training.best import better_of, choosing_value
+from rloo_cli.training.collector import Collector
 from rloo_cli.training.evaluation import evaluate
-from rloo_cli.training.experience import Collector, build_experience
+from rloo_cli.training.experience import build_experience
 from rloo_cli.training.failed_batch import keep_failed_batch
 from rloo_cli.training.final_model import save_final_model
 from rloo_cli.training.inputs import TrainingInputs

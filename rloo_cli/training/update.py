@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -20,16 +20,29 @@ from accelerate import Accelerator
 from rloo_cli.algorithm.advantages import leave_one_out_advantages, normalize_advantages, penalised_rewards
 from rloo_cli.algorithm.kl import sequence_kl, sum_by_row
 from rloo_cli.algorithm.loss import clipped_loss, importance_weights, is_clipped, reinforce_loss, sequence_ratio
-from rloo_cli.errors import DeviceMemoryError, NonFiniteError
+from rloo_cli.errors import DeviceMemoryError, NonFiniteError, RlooError
 from rloo_cli.recipe.schema import AlgorithmSection
+from rloo_cli.run.ranks import Ranks, merge_known
+from rloo_cli.run.signals import StopSignal
 from rloo_cli.training.experience import Experience
-from rloo_cli.training.microbatches import GroupRows, ScoringBatch, build_scoring_batch, cut_into_micro_batches, cuts_a_group
+from rloo_cli.training.microbatches import (
+    GroupRows,
+    ScoringBatch,
+    build_scoring_batch,
+    cut_into_micro_batches,
+    cuts_a_group,
+    filler,
+    share_rows,
+)
 from rloo_cli.training.non_finite import row_error
 from rloo_cli.training.optimizer import OptimizerAndSchedule
-from rloo_cli.training.pass_metrics import PassMetrics
+from rloo_cli.training.pass_metrics import PassMetrics, summarise
 from rloo_cli.training.policy import Policy
+from rloo_cli.training.strategy import Strategy
 
 logger = logging.getLogger(__name__)
+
+FILLER_TOKEN = 0  # in every vocabulary; what it gives is multiplied by 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +75,9 @@ class Updater:
         optimizer: OptimizerAndSchedule,
         algorithm: AlgorithmSection,
         settings: UpdateSettings,
-        check_stop: Callable[[], None],
+        strategy: Strategy,
+        ranks: Ranks,
+        stop: StopSignal,
     ) -> None:
         self.accelerator = accelerator
         self.policy = policy
@@ -70,7 +85,9 @@ class Updater:
         self.optimizer = optimizer
         self.algorithm = algorithm
         self.settings = settings
-        self.check_stop = check_stop
+        self.strategy = strategy
+        self.ranks = ranks
+        self.stop = stop
         self.max_tokens = settings.max_tokens
         self.scoring_seconds = 0.0
         """Wall seconds that the current step spent on passes without gradient."""
@@ -91,9 +108,7 @@ class Updater:
         while True:
             try:
                 return self._attempt(experience, use, step)
-            except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-                if not _is_out_of_memory(error):
-                    raise
+            except _OutOfMemoryError as error:
                 self._halve_budget(step, error)
 
     def experience_in_hand(self) -> Experience:
@@ -106,22 +121,27 @@ class Updater:
         self._in_hand = experience
         self.optimizer.zero_grad()
         started = time.perf_counter()
+        must_score_all = use == 0 and self._must_score_all(experience)
         if use == 0:
-            experience = self._score_beforehand(experience, step)
-            self.scoring_seconds = time.perf_counter() - started
+            experience = self._score_beforehand(experience, step, everything=must_score_all)
+            self.scoring_seconds = time.perf_counter() - started if self._scores else 0.0
         groups = self._groups_of_slice(experience, use % self.settings.slices)
         rows = self._rows_in_pass(experience, groups)
-        micro_batches = cut_into_micro_batches(rows, max_tokens=self.max_tokens, max_rows=self.settings.max_rows)
-        n = self._count(experience, groups)
-        metrics = PassMetrics()
-        self.policy.train()
-        with self.accelerator.autocast(), self.policy.attention():
-            for pieces in micro_batches:
-                self.check_stop()
-                experience = self._in_hand = self._backward(experience, pieces, n, metrics, step, first_use=use == 0)
+        n, metrics = self._count(experience, groups), PassMetrics()
+        experience = self._on_all_ranks(
+            lambda: self._differentiate(
+                experience,
+                rows,
+                n,
+                metrics,
+                step,
+                first_use=use == 0,
+                needs_kl=self.reference is not None and use == 0 and not must_score_all,
+            )
+        )
         experience = replace(experience, advantage_PG=self._known_advantages(experience))
-        self.check_stop()
-        found = metrics.summary(off_policy=self.settings.off_policy and not self.settings.is_stale)
+        self.ranks.check(self.stop)
+        found = summarise(self.ranks.gather(metrics.sums()), off_policy=self.settings.off_policy and not self.settings.is_stale)
         _refuse_non_finite_metrics(found, step)
         row = self._step_optimizer(step)
         seconds = {"perf/seconds/train": time.perf_counter() - started - self.scoring_seconds}
@@ -129,6 +149,58 @@ class Updater:
             seconds["perf/seconds/reference"] = self.scoring_seconds
         skipped = len(groups) * experience.num_generations - sum(len(piece.rows) for piece in rows)
         return experience, row | found | {"rows/skipped": skipped} | seconds
+
+    @property
+    def _scores(self) -> bool:
+        """Whether passes without gradient may be needed at all."""
+        return self.settings.off_policy or self.reference is not None
+
+    # Over the ranks
+
+    def _on_all_ranks(self, work: Callable[[], Experience]) -> Experience:
+        """What is known of the batch once every rank has done its part of it.
+
+        Raises:
+            _OutOfMemoryError: some rank's part did not fit.
+        """
+        try:
+            if self.strategy.is_lockstep:
+                experience = work()  # what fails here ends this process, and the launcher the others, which wait in a forward pass
+            else:
+                experience, error = self.ranks.together(lambda: self._unless_out_of_memory(work))
+                if (failed := next((words for words in self.ranks.gather(error) if words is not None), None)) is not None:
+                    raise _OutOfMemoryError(failed)
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if _is_out_of_memory(error):
+                raise _OutOfMemoryError(str(error)) from error
+            raise
+        if self.ranks.world_size == 1:
+            return experience
+        kl, old = zip(*self.ranks.gather((experience.kl_PG, experience.old_logp_PG)), strict=True)
+        return replace(experience, kl_PG=merge_known(kl), old_logp_PG=merge_known(old))
+
+    def _unless_out_of_memory(self, work: Callable[[], Experience]) -> tuple[Experience, str | None]:
+        try:
+            return work(), None
+        except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+            if self.ranks.world_size > 1 and _is_out_of_memory(error) and self._in_hand is not None:
+                return self._in_hand, str(error)
+            raise
+
+    def _micro_batches(self, rows: Sequence[GroupRows]) -> Iterator[tuple[list[GroupRows], bool, bool]]:
+        """(rows, whether they are only there to keep the ranks in step, whether they are the last) of each micro-batch of this rank."""
+        own = share_rows(rows, self.ranks.world_size)[self.ranks.rank]
+        micro_batches = cut_into_micro_batches(own, max_tokens=self.max_tokens, max_rows=self.settings.max_rows)
+        count = len(micro_batches)
+        if self.strategy.is_lockstep:
+            count = max(self.ranks.gather(count))
+        for i in range(count):
+            if self.strategy.is_lockstep:
+                self.ranks.check(self.stop)
+            else:
+                self.stop.check()
+            is_filler = i >= len(micro_batches)
+            yield filler(FILLER_TOKEN) if is_filler else micro_batches[i], is_filler, i == count - 1
 
     def _halve_budget(self, step: int, error: BaseException) -> None:
         self.optimizer.zero_grad()
@@ -179,23 +251,26 @@ class Updater:
 
     # Scoring without gradient
 
-    def _score_beforehand(self, experience: Experience, step: int) -> Experience:
+    def _score_beforehand(self, experience: Experience, step: int, *, everything: bool) -> Experience:
         """The experience with KL and old log-probs of the rows that the differentiated pass cannot serve in time."""
         later = range(len(experience.groups) // self.settings.slices, len(experience.groups))
-        beforehand = range(len(experience.groups)) if self._must_score_all(experience) else later
-        if not beforehand or not (self.settings.off_policy or self.reference is not None):
+        beforehand = range(len(experience.groups)) if everything else later
+        if not beforehand or not self._scores:
             return experience
         rows = self._rows_in_pass(experience, beforehand)
-        micro_batches = cut_into_micro_batches(rows, max_tokens=self.max_tokens, max_rows=self.settings.max_rows)
+        return self._on_all_ranks(lambda: self._score(experience, rows, step))
+
+    def _score(self, experience: Experience, rows: Sequence[GroupRows], step: int) -> Experience:
         self.policy.eval()
         with torch.no_grad(), self.accelerator.autocast():
-            for pieces in micro_batches:
-                self.check_stop()
+            for pieces, is_filler, _ in self._micro_batches(rows):
                 batch = build_scoring_batch(pieces, self.policy.layout, self.accelerator.device)
                 logp_N, _ = self.policy(batch)
-                _refuse_non_finite(logp_N, batch, experience, step, "log-prob of the policy")
-                experience = _record_old(experience, batch, logp_N)
-                experience = self._in_hand = self._record_kl(experience, batch, logp_N, step)
+                ref_logp_N = None if self.reference is None else self.reference(batch)[0]
+                if not is_filler:
+                    _refuse_non_finite(logp_N, batch, experience, step, "log-prob of the policy")
+                    experience = _record_old(experience, batch, logp_N)
+                    experience = self._in_hand = self._record_kl(experience, batch, logp_N, ref_logp_N, step)
         return experience
 
     def _must_score_all(self, experience: Experience) -> bool:
@@ -203,31 +278,68 @@ class Updater:
             return True
         if self.reference is None:
             return False
-        rows = _select_rows(experience, range(len(experience.groups)), experience.is_scored_PG)
-        micro_batches = cut_into_micro_batches(rows, max_tokens=self.max_tokens, max_rows=self.settings.max_rows)
-        return self.algorithm.normalize_advantages or cuts_a_group(micro_batches)
+        rows = _select_rows(experience, self._groups_of_slice(experience, 0), experience.is_scored_PG)
+        pieces = [
+            micro_batch
+            for share in share_rows(rows, self.ranks.world_size)
+            for micro_batch in cut_into_micro_batches(share, max_tokens=self.max_tokens, max_rows=self.settings.max_rows)
+        ]
+        return self.algorithm.normalize_advantages or cuts_a_group(pieces)
 
-    def _record_kl(self, experience: Experience, batch: ScoringBatch, logp_N: torch.Tensor, step: int) -> Experience:
-        if self.reference is None:
+    def _record_kl(
+        self, experience: Experience, batch: ScoringBatch, logp_N: torch.Tensor, ref_logp_N: torch.Tensor | None, step: int
+    ) -> Experience:
+        if ref_logp_N is None:
             return experience
-        with torch.no_grad():
-            ref_logp_N, _ = self.reference(batch)
         _refuse_non_finite(ref_logp_N, batch, experience, step, "log-prob of the reference model")
         kl_B = sequence_kl(logp_N, ref_logp_N, batch.row_N, len(batch.rows))
         return replace(experience, kl_PG=_put(experience.kl_PG, batch.rows, kl_B))
 
     # The differentiated pass
 
-    def _backward(
-        self, experience: Experience, pieces: Sequence[GroupRows], n: int, metrics: PassMetrics, step: int, *, first_use: bool
+    def _differentiate(
+        self, experience: Experience, rows: Sequence[GroupRows], n: int, metrics: PassMetrics, step: int, *, first_use: bool, needs_kl: bool
     ) -> Experience:
-        batch = build_scoring_batch(pieces, self.policy.layout, self.accelerator.device)
-        logp_N, entropy_N = self.policy(batch)
+        self.policy.train()
+        with self.accelerator.autocast(), self.policy.attention():
+            for pieces, is_filler, is_last in self._micro_batches(rows):
+                batch = build_scoring_batch(pieces, self.policy.layout, self.accelerator.device)
+                logp_N, entropy_N = self.policy(batch)
+                ref_logp_N = self._reference_logprobs(batch) if needs_kl else None
+                if is_filler:
+                    loss = logp_N.sum() * 0.0
+                else:
+                    experience, loss = self._loss_of(
+                        experience, batch, logp_N, entropy_N, ref_logp_N, n, metrics, step, first_use=first_use
+                    )
+                    self._in_hand = experience
+                self.strategy.backward(loss * self.strategy.loss_scale, is_last=is_last)
+        return experience
+
+    def _reference_logprobs(self, batch: ScoringBatch) -> torch.Tensor:
+        assert self.reference is not None
+        started = time.perf_counter()
+        with torch.no_grad():
+            ref_logp_N, _ = self.reference(batch)
+        self.scoring_seconds += time.perf_counter() - started
+        return ref_logp_N
+
+    def _loss_of(
+        self,
+        experience: Experience,
+        batch: ScoringBatch,
+        logp_N: torch.Tensor,
+        entropy_N: torch.Tensor,
+        ref_logp_N: torch.Tensor | None,
+        n: int,
+        metrics: PassMetrics,
+        step: int,
+        *,
+        first_use: bool,
+    ) -> tuple[Experience, torch.Tensor]:
+        """The experience with what the forward pass told, and the micro-batch's share of the loss."""
         _refuse_non_finite(logp_N, batch, experience, step, "log-prob of the policy")
-        if self.reference is not None and _take(experience.kl_PG, batch.rows).isnan().any():
-            scoring = time.perf_counter()
-            experience = self._record_kl(experience, batch, logp_N, step)
-            self.scoring_seconds += time.perf_counter() - scoring
+        experience = self._record_kl(experience, batch, logp_N, ref_logp_N, step)
         if first_use and not self.settings.active_dropout:
             experience = _record_old(experience, batch, logp_N)
         advantage_B = _take(self._known_advantages(experience).masked_fill(self._is_masked(experience), 0.0), batch.rows).to(logp_N.device)
@@ -237,11 +349,10 @@ class Updater:
         loss = self._loss(logp_B, advantage_B, weight_B, n, experience, batch, metrics)
         if not torch.isfinite(loss):
             raise self._loss_error(loss, advantage_B.to(logp_B) * logp_B, batch, experience, step)
-        self.accelerator.backward(loss)
         metrics.add(loss, entropy_N)
         if first_use:
             metrics.add_sampler_gap(logp_N, _sampled_logprobs(experience, batch), logp_B, sampler_B)
-        return experience
+        return experience, loss
 
     def _correction(self) -> Literal["none", "truncate", "mask"]:
         asked = self.algorithm.importance_sampling_correction
@@ -280,23 +391,18 @@ class Updater:
         return NonFiniteError(message, place="loss", value=loss.item(), row=row)
 
     def _step_optimizer(self, step: int) -> dict[str, float]:
-        parameters = [p for p in self.policy.parameters() if p.requires_grad]
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        norm = torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+        norm, bad = self.strategy.gradient_norm()
         if not torch.isfinite(norm):
-            bad = next(
-                (n for n, p in self.policy.named_parameters() if p.grad is not None and not torch.isfinite(p.grad).all()), "their sum"
-            )
             self.optimizer.zero_grad()
             bad = bad.removeprefix("model.")
             message = f"step {step}: the gradient norm is {norm.item()} (first in {bad}); nothing was updated."
             raise NonFiniteError(message, place=f"gradient norm, first in {bad}", value=norm.item())
-        if self.settings.max_grad_norm:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.settings.max_grad_norm, norm)
-        learning_rate = self.optimizer.step()
+        learning_rate = self.strategy.step(self.optimizer, norm=norm, max_norm=self.settings.max_grad_norm)
         return {"grad_norm": norm.item(), "learning_rate": learning_rate}
+
+
+class _OutOfMemoryError(RlooError):
+    """The pass did not fit; a smaller micro-batch may."""
 
 
 def _select_rows(experience: Experience, groups: Iterable[int], wanted_PG: torch.Tensor) -> list[GroupRows]:

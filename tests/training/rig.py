@@ -9,9 +9,12 @@ import torch
 from accelerate import Accelerator
 
 from rloo_cli.recipe.schema import AlgorithmSection
+from rloo_cli.run.ranks import Ranks
+from rloo_cli.run.signals import StopSignal
 from rloo_cli.training.experience import build_experience
 from rloo_cli.training.optimizer import OptimizerAndSchedule
 from rloo_cli.training.policy import Policy, disable_dropout, make_reference
+from rloo_cli.training.strategy import Replicated
 from rloo_cli.training.update import Updater, UpdateSettings
 from rloo_cli.types import Completion, FinishReason, Group, GroupRewards, Prompt
 
@@ -62,6 +65,7 @@ def make_updater(
     dropout=False,
     chunk=None,
     stale=False,
+    ranks=None,
     **fields,
 ):
     """An updater whose optimizer is SGD with learning rate 1: the weights' change is the gradient."""
@@ -82,6 +86,9 @@ def make_updater(
     frozen = None
     if reference is not None:
         frozen = make_reference(Policy(reference, layout=layout, temperature=TEMPERATURE, head_chunk=chunk), low_precision=None)
+    ranks = ranks or Ranks()
+    strategy = Replicated(accelerator, ranks)
+    strategy.prepare(policy)
     return Updater(
         accelerator=accelerator,
         policy=policy,
@@ -89,7 +96,9 @@ def make_updater(
         optimizer=OptimizerAndSchedule(sgd, schedule),
         algorithm=AlgorithmSection(**{"beta": 0.05 if reference is not None else 0.0, **fields}),
         settings=settings,
-        check_stop=lambda: None,
+        strategy=strategy,
+        ranks=ranks,
+        stop=StopSignal(),
     )
 
 

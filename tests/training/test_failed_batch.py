@@ -15,7 +15,7 @@ from rloo_cli.errors import EngineError, NonFiniteError, StorageError
 from rloo_cli.rollout.engine import RandomKey, SamplingParams
 from rloo_cli.run import atomic
 from rloo_cli.run.folder import RunFolder
-from rloo_cli.training.experience import Collector
+from rloo_cli.training.collector import Collector
 from rloo_cli.training.failed_batch import keep_failed_batch
 from rloo_cli.training.non_finite import check_completions
 from rloo_cli.training.recorder import rollout_rows
@@ -78,15 +78,15 @@ def test_of_a_failed_update_what_was_known_by_then_is_kept():
     model = tiny.qwen2()
     updater = rig.make_updater(model, rig.drifted(model), max_tokens=64)
     experience = rig.make_experience(seed=11)
-    backward, calls = updater._backward, []
+    loss_of, calls = updater._loss_of, []
 
     def third_fails(*arguments, **options):
         calls.append(1)
         if len(calls) == 3:
             raise NonFiniteError("step 7: the loss is nan", place="loss", value=math.nan)
-        return backward(*arguments, **options)
+        return loss_of(*arguments, **options)
 
-    updater._backward = third_fails
+    updater._loss_of = third_fails
     with pytest.raises(NonFiniteError):
         updater.update(experience, 0, step=7)
     rows = rollout_rows(updater.experience_in_hand(), ["even"])

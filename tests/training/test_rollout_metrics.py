@@ -9,8 +9,9 @@ import torch
 from rloo_cli.errors import RewardError
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.metrics import find_metric
+from rloo_cli.training.collector import Collector
 from rloo_cli.training.evaluation import evaluate
-from rloo_cli.training.experience import Collector, build_experience
+from rloo_cli.training.experience import build_experience
 from rloo_cli.training.rollout_metrics import kl_metrics, rollout_metrics
 from rloo_cli.types import FinishReason, GroupRewards
 

@@ -1,0 +1,119 @@
+"""The processes that train together, and what they tell each other. A world of one needs no process group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from rloo_cli.errors import NeighbourError, RlooError
+from rloo_cli.run.signals import StopRequested, StopSignal
+
+T = TypeVar("T")
+
+DEADLINE = timedelta(minutes=30)
+"""For a rank to say something: longer than any part of a step that its neighbours wait for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ranks:
+    """Who this process is among those of the run. Objects travel over gloo, on the CPU, whatever the devices are.
+
+    Everything but the fields is a collective: all ranks call it, in the same order.
+    """
+
+    rank: int = 0
+    world_size: int = 1
+    group: Any = None
+    """The gloo group; None in a world of one."""
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes what the run leaves."""
+        return self.rank == 0
+
+    def gather(self, value: T) -> list[T]:
+        """The values of all ranks, in order."""
+        if self.world_size == 1:
+            return [value]
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self.group)
+        return values
+
+    def broadcast(self, value: T) -> T:
+        """The main rank's value."""
+        if self.world_size == 1:
+            return value
+        values = [value]
+        dist.broadcast_object_list(values, src=0, group=self.group)
+        return values[0]
+
+    def barrier(self) -> None:
+        """Return when every rank is here."""
+        self.gather(None)
+
+    def share(self, count: int) -> range:
+        """This rank's part of `count` things in a row: contiguous, and as equal as they come."""
+        return range(count * self.rank // self.world_size, count * (self.rank + 1) // self.world_size)
+
+    def together(self, work: Callable[[], T]) -> T:
+        """What `work` returns, once every rank's has returned; where one failed, all fail here, instead of some waiting for it.
+
+        Raises:
+            RlooError, StopRequested: this rank's own.
+            NeighbourError: another's.
+        """
+        if self.world_size == 1:
+            return work()
+        result, own = None, None
+        try:
+            result = work()
+        except (RlooError, StopRequested) as error:
+            own = error
+        told = self.gather(None if own is None else _told(own))
+        if own is not None and not isinstance(own, StopRequested):
+            raise own
+        failed = [(rank, words) for rank, words in enumerate(told) if words is not None]
+        stops = [words.removeprefix(STOP) for _, words in failed if words.startswith(STOP)]
+        if len(stops) < len(failed):
+            rank, words = next((rank, words) for rank, words in failed if not words.startswith(STOP))
+            raise NeighbourError(f"rank {rank} ended the run: {words}")
+        if stops:
+            raise StopRequested(stops[0])
+        return result  # type: ignore[return-value]
+
+    def check(self, stop: StopSignal) -> None:
+        """Raise StopRequested on every rank where a stop was asked for on any."""
+        if self.world_size == 1:
+            stop.check()
+            return
+        received = next((name for name in self.gather(stop.received) if name is not None), None)
+        if received is not None:
+            raise StopRequested(received)
+
+
+STOP = "stop: "
+
+
+def _told(error: BaseException) -> str:
+    return STOP + error.signal_name if isinstance(error, StopRequested) else str(error)
+
+
+def join_ranks() -> Ranks:
+    """This process among those of the default process group; alone where there is none."""
+    if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
+        return Ranks()
+    group = dist.new_group(backend="gloo", timeout=DEADLINE)
+    return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), group=group)
+
+
+def merge_known(values: Sequence[torch.Tensor]) -> torch.Tensor:
+    """One tensor of several of a shape: at each place the first that is not NaN, or NaN."""
+    merged = values[0]
+    for other in values[1:]:
+        merged = torch.where(merged.isnan(), other, merged)
+    return merged
