@@ -106,7 +106,14 @@ class State:
             self.paused = route == "/pause"
         if route == "/update_weights" and not Path(body["update_info"].get("path", "")).is_file():
             return 500, {"error": {"message": "no such file"}}
-        known = ("/is_paused", "/init_weight_transfer_engine", "/start_weight_update", "/update_weights", "/finish_weight_update")
+        known = (
+            "/version",
+            "/is_paused",
+            "/init_weight_transfer_engine",
+            "/start_weight_update",
+            "/update_weights",
+            "/finish_weight_update",
+        )
         if route in ("/pause", "/resume", "/reset_prefix_cache", *known):
             return 200, {"is_paused": self.paused, "success": True}
         return 404, {"detail": "Not Found"}
