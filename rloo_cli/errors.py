@@ -117,6 +117,11 @@ class NeighbourError(RlooError):
 
     exit_code = 9
 
+    def __init__(self, message: str, *, kind: str = "") -> None:
+        """`kind`: the class of the other's error, `EngineError`."""
+        super().__init__(message)
+        self.kind = kind
+
 
 class StoppedError(RlooError):
     """A signal asked the run to stop; the state after the last optimizer step is saved."""

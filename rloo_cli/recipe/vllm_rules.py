@@ -90,11 +90,19 @@ def _overlap(context: Context) -> Iterator[Finding]:
             )
 
 
+def _processes(context: Context) -> Iterator[Finding]:
+    if context.recipe.generation.use_vllm and context.num_processes > 1:
+        yield Finding(
+            "generation.use_vllm", f"not in this version with {context.num_processes} processes: train with one, or without vLLM."
+        )
+
+
 def _rule(check: Callable[[Context], Iterator[Finding]], *reads: str) -> Rule:
     return Rule(frozenset(reads), check)
 
 
 VLLM_RULES = (
+    _rule(_processes, "generation.use_vllm"),
     _rule(_not_read, "generation.use_vllm", "generation.vllm_mode"),
     _rule(_address, "generation.vllm_server_base_url"),
     _rule(_transfer, "generation.vllm_weight_transfer", "generation.vllm_weight_transfer_dir", "generation.vllm_group_port"),

@@ -74,16 +74,15 @@ class Ranks:
             result = work()
         except (RlooError, StopRequested) as error:
             own = error
-        told = self.gather(None if own is None else _told(own))
+        told = self.gather(None if own is None else (type(own).__name__, str(own)))
         if own is not None and not isinstance(own, StopRequested):
             raise own
-        failed = [(rank, words) for rank, words in enumerate(told) if words is not None]
-        stops = [words.removeprefix(STOP) for _, words in failed if words.startswith(STOP)]
-        if len(stops) < len(failed):
-            rank, words = next((rank, words) for rank, words in failed if not words.startswith(STOP))
-            raise NeighbourError(f"rank {rank} ended the run: {words}")
-        if stops:
-            raise StopRequested(stops[0])
+        failed = [(rank, *words) for rank, words in enumerate(told) if words is not None]
+        for rank, kind, words in failed:
+            if kind != StopRequested.__name__:
+                raise NeighbourError(f"rank {rank} ended the run: {words}", kind=kind)
+        if failed:
+            raise StopRequested(failed[0][2])
         return result  # type: ignore[return-value]
 
     def check(self, stop: StopSignal) -> None:
@@ -94,13 +93,6 @@ class Ranks:
         received = next((name for name in self.gather(stop.received) if name is not None), None)
         if received is not None:
             raise StopRequested(received)
-
-
-STOP = "stop: "
-
-
-def _told(error: BaseException) -> str:
-    return STOP + error.signal_name if isinstance(error, StopRequested) else str(error)
 
 
 def join_ranks() -> Ranks:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from rloo_cli.errors import EngineError, StoppedError
+from rloo_cli.errors import EngineError, NeighbourError, StoppedError
 from rloo_cli.run.signals import StopRequested
 
 
@@ -69,4 +69,8 @@ def run_loop(run: Run) -> None:
         if not run.step:
             raise
         raise EngineError(f"{error.message.rstrip('.')}. Step {run.step} is saved; --resume goes on from there.") from error
+    except NeighbourError as error:
+        if error.kind == EngineError.__name__:  # the rank whose engine failed saves too, and all save together
+            run.save()
+        raise
     run.save_final()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from typing import Any
 
 import torch
-from accelerate import Accelerator
+from accelerate import Accelerator, PartialState
 from transformers import PreTrainedModel
 
 from rloo_cli.recipe.schema import Recipe
@@ -27,6 +28,8 @@ class Device:
     """bfloat16 where training autocasts and samples in it, or None."""
     maker: EngineMaker
     ranks: Ranks
+    generating_ranks: Ranks
+    """The same, by lines of their own where a batch is collected while another trains."""
     strategy: Strategy
 
 
@@ -36,19 +39,21 @@ def prepare_device(inputs: TrainingInputs, stack: ExitStack) -> Device:
     Raises:
         EngineError, RefusedError: the server is away, another's, or has another model.
     """
-    asked, device = inputs.recipe.training, torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    asked = inputs.recipe.training
+    state = PartialState(cpu=not torch.cuda.is_available())
+    ranks = join_ranks()
     # A resumed run's recipe holds what was decided; measuring again on a busy machine could decide otherwise.
-    is_low = asked.bf16 if inputs.resume_from is not None else auto.decide_bf16(asked, device)
+    is_low = asked.bf16 if inputs.resume_from is not None else ranks.broadcast(ranks.is_main and auto.decide_bf16(asked, state.device))
     if asked.bf16 and not is_low:
         inputs.progress.note("bf16: off, this device is not faster at it; float32 throughout.")
-    accelerator = Accelerator(mixed_precision="bf16" if is_low else "no", cpu=device.type == "cpu")
+    accelerator = Accelerator(mixed_precision="bf16" if is_low else "no", cpu=state.device.type == "cpu")
     low = torch.bfloat16 if is_low else None
-    ranks = join_ranks()
     return Device(
         accelerator=accelerator,
         low_precision=low,
-        maker=stack.enter_context(closing(prepare_engine(inputs, low, device))),
+        maker=stack.enter_context(closing(prepare_engine(inputs, low, state.device))),
         ranks=ranks,
+        generating_ranks=join_ranks() if asked.async_steps else ranks,
         strategy=Replicated(accelerator, ranks),
     )
 
@@ -63,21 +68,28 @@ def load(inputs: TrainingInputs) -> PreTrainedModel:
 
 def make_policy(inputs: TrainingInputs, model: PreTrainedModel, device: Device) -> tuple[Policy, Recipe]:
     """The policy around a model on its device, and the recipe with every `auto` decided."""
+    recipe = inputs.recipe
+    policy = Policy(model, layout="plain", temperature=recipe.generation.temperature, head_chunk=None)
+    decided = device.ranks.broadcast(_decide(inputs, policy, device) if device.ranks.is_main else {})
+    torch.set_num_threads(decided["threads"])
+    policy.layout, policy.head_chunk = decided["layout"], decided["head_chunk"]
+    return policy, auto.with_decisions(recipe, **decided)
+
+
+def _decide(inputs: TrainingInputs, policy: Policy, device: Device) -> dict[str, Any]:
+    """The recipe's fields that are `auto`, as decided."""
     recipe, training = inputs.recipe, inputs.recipe.training
     threads = auto.decide_threads(training)
     torch.set_num_threads(threads)
-    policy = Policy(model, layout="plain", temperature=recipe.generation.temperature, head_chunk=None)
     probe = inputs.prompts[0].token_ids
     length = recipe.generation.max_completion_length or len(probe)
-    policy.layout = auto.decide_layout(training, policy, prompt_ids=probe, completion_length=length)
+    layout = auto.decide_layout(training, policy, prompt_ids=probe, completion_length=length)
     longest = int(inputs.prompts.lengths.max()) + inputs.batch.num_generations * length
-    max_tokens = auto.decide_max_tokens(training, model, device.accelerator.device, group_tokens=longest)
-    policy.head_chunk = auto.decide_head_chunk(training, model.config.get_text_config().vocab_size, max_tokens)
-    decided = {
+    max_tokens = auto.decide_max_tokens(training, policy.model, device.accelerator.device, group_tokens=longest)
+    return {
         "bf16": device.low_precision is not None,
         "threads": threads,
-        "layout": policy.layout,
+        "layout": layout,
         "max_tokens_per_micro_batch": max_tokens,
-        "head_chunk": policy.head_chunk,
+        "head_chunk": auto.decide_head_chunk(training, policy.model.config.get_text_config().vocab_size, max_tokens),
     }
-    return policy, auto.with_decisions(recipe, **decided)

@@ -78,7 +78,8 @@ def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
     model = model.to(accelerator.device)
     policy, recipe = make_policy(inputs, model, device)
     inputs = replace(inputs, recipe=recipe)
-    write_file(inputs.folder.recipe, dump_recipe(recipe))
+    if device.ranks.is_main:
+        write_file(inputs.folder.recipe, dump_recipe(recipe))
     reference = device.strategy.prepare_reference(make_reference(policy, low_precision=low)) if recipe.algorithm.beta > 0 else None
     if recipe.training.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -93,7 +94,8 @@ def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
         _load_weights(model, checkpoint.load_tensors("model"))
         optimizer.load_state(checkpoint.load_tensors("optimizer"), checkpoint.load_document("optimizer"))
         restore_random_state(checkpoint.load_document("random"), checkpoint.load_tensors("random"))
-    set_aside_newer(inputs.folder.checkpoints, position.step)
+    if device.ranks.is_main:
+        set_aside_newer(inputs.folder.checkpoints, position.step)
     engine = device.maker.make(model)
     engine.load_weights(model.state_dict().items(), version=position.step)
     updater = Updater(
@@ -107,10 +109,15 @@ def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
         ranks=device.ranks,
         stop=inputs.stop,
     )
-    collector = _collector(inputs, engine, device.ranks)
-    recorder = _recorder(inputs, offset, position.step)
     return TrainingRun(
-        inputs, collector=collector, engine=engine, updater=updater, recorder=recorder, position=position, model_fingerprint=origin
+        inputs,
+        collector=_collector(inputs, engine, device.generating_ranks),
+        engine=engine,
+        updater=updater,
+        recorder=_recorder(inputs, offset, position.step) if device.ranks.is_main else None,
+        position=position,
+        ranks=device.ranks,
+        model_fingerprint=origin,
     )
 
 

@@ -13,6 +13,7 @@ from rloo_cli.errors import EngineError, NonFiniteError, RecipeError
 from rloo_cli.rollout.engine import Engine, RandomKey
 from rloo_cli.run.checkpoint import save_checkpoint, step_name
 from rloo_cli.run.randomness import capture_random_state, seed_everything
+from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.rollouts import RolloutRow
 from rloo_cli.run.signals import StopRequested
 from rloo_cli.training.ahead import BatchOrder, CheckStop, Collected, GenerationAhead
@@ -42,7 +43,8 @@ class TrainingRun:
     """Owns the position; everything else belongs to collaborators.
 
     `position` is replaced as a whole when a step is complete, so that whatever interrupts a step leaves the state after the
-    last one. `model_fingerprint` is that of the model before training, which a resume has to find again.
+    last one. Ranks do all of it together; what the run leaves is written by the main one, which alone has a recorder.
+    `model_fingerprint` is that of the model before training, which a resume has to find again.
     """
 
     def __init__(
@@ -52,8 +54,9 @@ class TrainingRun:
         collector: Collector,
         engine: Engine,
         updater: Updater,
-        recorder: Recorder,
+        recorder: Recorder | None,
         position: RunPosition,
+        ranks: Ranks,
         model_fingerprint: str,
     ) -> None:
         self.inputs = inputs
@@ -62,6 +65,7 @@ class TrainingRun:
         self.engine = engine
         self.updater = updater
         self.recorder = recorder
+        self.ranks = ranks
         self.position = position
         self.model_fingerprint = model_fingerprint
         self.saved_step = position.step if inputs.resume_from else 0
@@ -99,14 +103,14 @@ class TrainingRun:
         groups, rewards = collected.groups, collected.rewards
         experience = build_experience(step, groups, rewards, [entry.weight for entry in self.recipe.rewards])
         self._warn_of_failures(step, [line for scores in rewards for line in scores.failures])
-        self._row |= {**rollout_metrics(experience, self.recorder.names), **collected.seconds}
+        self._row |= {**rollout_metrics(experience, self.inputs.rewards.names), **collected.seconds}
         self._warn_of_silence(step)
         tokens = position.num_tokens + sum(generated_tokens(experience))
         return replace(position, experience=experience, uses=0, next_prompt=position.next_prompt + count, num_tokens=tokens)
 
     def _collect(self, order: BatchOrder, check_stop: CheckStop) -> Collected:
         groups, rewards, seconds = self.collector.collect(
-            self._prompts(order.first_prompt, self.inputs.batch.prompts_per_generation, check_stop),
+            self.collector.ranks.together(lambda: self._prompts(order.first_prompt, self.inputs.batch.prompts_per_generation, check_stop)),
             training_params(self.recipe),
             RandomKey(seed=self.recipe.training.seed, step=order.step),
             step=order.step,
@@ -153,7 +157,7 @@ class TrainingRun:
         experience, uses, step = self._working.experience, self._working.uses, self.step + 1
         assert experience is not None
         if self.updater.settings.active_dropout:
-            seed_everything(self.recipe.training.seed, "dropout", step)
+            seed_everything(self.recipe.training.seed, "dropout", step, *([self.ranks.rank] if self.ranks.rank else []))
         with self.inputs.progress.phase("train"), self._failed_batch_kept(self._trained_rows):
             experience, metrics = self.updater.update(experience, uses, step)
         self._row |= metrics | (kl_metrics(experience) if uses == 0 else {})
@@ -169,7 +173,7 @@ class TrainingRun:
             raise keep_failed_batch(self.inputs.folder, error, rows(error), step=step, weights_version=self.step) from error
 
     def _trained_rows(self, error: NonFiniteError) -> list[RolloutRow]:
-        return rollout_rows(self.updater.experience_in_hand(), self.recorder.names)
+        return rollout_rows(self.updater.experience_in_hand(), self.inputs.rewards.names)
 
     def sync_weights(self) -> None:
         """Hand the new weights to the engine."""
@@ -202,7 +206,8 @@ class TrainingRun:
         }
         if first_use:
             self._row["perf/tokens_per_second"] = generated_tokens(experience)[1] / seconds
-        self.recorder.step(self._row, experience if first_use else None, last=self._working.step == self.inputs.total_steps)
+        is_last = self._working.step == self.inputs.total_steps
+        self._on_main(lambda recorder: recorder.step(self._row, experience if first_use else None, last=is_last))
         used_up = self._working.uses == self.inputs.batch.uses
         self.position = replace(self._working, experience=None, uses=0) if used_up else self._working
 
@@ -213,9 +218,9 @@ class TrainingRun:
             return
         started = time.perf_counter()
         with self.inputs.progress.phase("evaluate"), self._failed_batch_kept(self.collector.rows_in_hand):
-            experience, metrics = evaluate(self.collector, prompts, self.recipe, self.recorder.names, step, self.inputs.stop.check)
+            experience, metrics = evaluate(self.collector, prompts, self.recipe, self.inputs.rewards.names, step, self.inputs.stop.check)
         row = {"step": step, **metrics, "perf/seconds/evaluate": time.perf_counter() - started}
-        self.recorder.evaluation(row, experience)
+        self._on_main(lambda recorder: recorder.evaluation(row, experience))
         self.position = replace(self.position, evaluated_step=step, evaluated_value=None)
         self.position = replace(self.position, evaluated_value=self._choosing_value(metrics))
 
@@ -260,32 +265,39 @@ class TrainingRun:
         started = time.perf_counter()
         value = self.position.evaluated_value if self.position.evaluated_step == self.step else None
         self.position = replace(self.position, best=better_of(self.recipe.run, self.position.best, value, self.step))
-        best = self.position.best
         with self.inputs.progress.phase("save"):
-            optimizer_tensors, optimizer_document = self.updater.optimizer.state()
-            random_document, random_tensors = capture_random_state()
-            tensors = {"model": trainable_state(self.updater.policy.model), "optimizer": optimizer_tensors, "random": random_tensors}
-            self.recorder.metrics.sync()
-            documents = {
-                "position": self.position.document(),
-                "optimizer": optimizer_document,
-                "random": random_document,
-                "metrics": {"offset": self.recorder.metrics.offset},
-                "recipe": self.recipe.model_dump(mode="json"),
-                "origin": {"model": self.model_fingerprint},
-            }
-            if self.position.experience is not None:
-                documents["experience"], tensors["experience"] = save_experience(self.position.experience)
-            save_checkpoint(
-                self.inputs.folder.checkpoints,
-                self.step,
-                tensors=tensors,
-                documents=documents,
-                limit=self.recipe.run.save_total_limit,
-                best=best.step if best is not None else None,
-            )
+            self._on_main(self._write_checkpoint)
         self.saved_step = self.step
         self._save_seconds = time.perf_counter() - started
+
+    def _write_checkpoint(self, recorder: Recorder) -> None:
+        optimizer_tensors, optimizer_document = self.updater.optimizer.state()
+        random_document, random_tensors = capture_random_state()
+        tensors = {"model": trainable_state(self.updater.policy.model), "optimizer": optimizer_tensors, "random": random_tensors}
+        recorder.metrics.sync()
+        documents = {
+            "position": self.position.document(),
+            "optimizer": optimizer_document,
+            "random": random_document,
+            "metrics": {"offset": recorder.metrics.offset},
+            "recipe": self.recipe.model_dump(mode="json"),
+            "origin": {"model": self.model_fingerprint},
+        }
+        if self.position.experience is not None:
+            documents["experience"], tensors["experience"] = save_experience(self.position.experience)
+        save_checkpoint(
+            self.inputs.folder.checkpoints,
+            self.step,
+            tensors=tensors,
+            documents=documents,
+            limit=self.recipe.run.save_total_limit,
+            best=self.position.best.step if self.position.best is not None else None,
+        )
+
+    def _on_main(self, work: Callable[[Recorder], None]) -> None:
+        """Do it on the main rank, the others waiting; what fails there fails everywhere."""
+        recorder = self.recorder
+        self.ranks.together(lambda: work(recorder) if recorder is not None else None)
 
     def _refuse_non_finite_weights(self) -> None:
         """An update of finite gradients may still overflow, with a learning rate far too high; such weights never replace sound ones."""
@@ -300,7 +312,7 @@ class TrainingRun:
         """Write final/."""
         self._refuse_non_finite_weights()
         with self.inputs.progress.phase("save"):
-            save_final_model(self.inputs.folder, self.updater.policy.model, self.inputs.tokenizer, step=self.step)
+            self._on_main(lambda _: save_final_model(self.inputs.folder, self.updater.policy.model, self.inputs.tokenizer, step=self.step))
         if (best := self.position.best) is not None:
             where = self.inputs.folder.checkpoints / step_name(best.step)
             self.inputs.progress.note(f"best checkpoint: step {best.step}, {best.metric} {best.value:.4g}, in {where} (final/ is the last)")
@@ -309,4 +321,5 @@ class TrainingRun:
         """Release the trackers, once nothing is generated any more; the engine is its maker's."""
         if self._ahead is not None:
             self._ahead.close()
-        self.recorder.trackers.close()
+        if self.recorder is not None:
+            self.recorder.trackers.close()

@@ -65,3 +65,7 @@ def test_overlap_needs_a_server():
 def test_paths_of_the_server_take_variables():
     generation = load(VALID + SERVER + "vllm_server_key_file: ${WHERE}/k\n", environ={"WHERE": "/keys"}).recipe.generation
     assert generation.vllm_server_key_file == "/keys/k"
+
+
+def test_vllm_takes_one_process_yet():
+    assert lines_of(VALID + "use_vllm: true\n", processes=2)[0].startswith("7:11: generation.use_vllm: not in this version with 2 processes")
