@@ -119,10 +119,10 @@ def test_files_of_a_killed_start_of_the_same_run_are_removed_and_others_are_left
 
 
 class WorkerServer:
-    """The HTTP side of a server whose one worker is a thread: rank 1 of a real gloo group."""
+    """The HTTP side of a server whose worker is a thread: a rank of a real gloo group."""
 
-    def __init__(self, *, refuse=None, leave_after=None):
-        self.refuse, self.leave_after, self.received = refuse, leave_after, {}
+    def __init__(self, *, rank=1, refuse=None, leave_after=None):
+        self.rank, self.refuse, self.leave_after, self.received = rank, refuse, leave_after, {}
 
     async def call(self, method, path, body, *, seconds):
         if self.refuse == path:
@@ -141,7 +141,7 @@ class WorkerServer:
 
     def join(self, body):
         place = GroupPlace(**body["init_info"])
-        self.group = make_group(place, join_store(place), rank=1, device=CPU)
+        self.group = make_group(place, join_store(place), rank=self.rank, device=CPU)
 
     def receive(self, body):
         plan = Plan(**body["update_info"]["plan"])
@@ -177,6 +177,24 @@ def test_a_group_carries_every_tensor_again_and_again(transfer):
 
     asyncio.run(work())
     assert {name: tensor.tolist() for name, tensor in server.received.items()} == {name: t.tolist() for name, t in mixed_tensors().items()}
+
+
+def test_every_worker_of_a_server_gets_every_tensor(transfer):
+    workers, tensors = [WorkerServer(rank=1), WorkerServer(rank=2)], unique_tensors(mixed_tensors().items(), None)
+
+    class Both:
+        async def call(self, *arguments, **options):
+            await asyncio.gather(*(worker.call(*arguments, **options) for worker in workers))
+
+    async def work():
+        await transfer.join(Both(), 2)
+        await transfer.send(Both(), tensors)
+
+    asyncio.run(work())
+    for worker in workers:
+        assert {name: tensor.tolist() for name, tensor in worker.received.items()} == {
+            name: t.tolist() for name, t in mixed_tensors().items()
+        }
 
 
 def test_a_group_listens_at_one_address(transfer):
