@@ -1,0 +1,72 @@
+"""Whole runs on several processes: the numbers of one, written once."""
+
+import pytest
+import test_run
+import torch
+from processes import run_ranks
+
+from rloo_cli.errors import StoppedError
+from rloo_cli.run.checkpoint import find_checkpoint, list_steps
+from rloo_cli.run.folder import RunFolder
+from rloo_cli.run.metrics import read_metrics
+
+VARIANTS = {
+    "reference": {},
+    "a batch for two steps": {"training__steps_per_generation": 2, "algorithm__num_iterations": 2},
+    "evaluated": {"evaluation__eval_strategy": "steps", "evaluation__eval_steps": 2, "algorithm__beta": 0.0},
+    "overlapped": {"training__async_steps": 1},
+}
+
+
+class Forever:
+    """monkeypatch for a process that ends with the test."""
+
+    setattr = staticmethod(setattr)
+
+
+def start_on_rank(rank, path, options, variant):
+    resume = find_checkpoint(RunFolder(path).checkpoints) if options.pop("resume", False) else None
+    try:
+        test_run.start(path, Forever, resume=resume, **options, **VARIANTS[variant])
+    except StoppedError as error:
+        return str(error)
+    return "done"
+
+
+def start_all(rank, path):
+    return {variant: start_on_rank(rank, path / variant, {}, variant) for variant in VARIANTS}
+
+
+def close(rows, expected):
+    assert len(rows) == len(expected)
+    for row, other in zip(rows, expected, strict=True):
+        numbers = {k: v for k, v in other.items() if not k.startswith("perf/")}
+        assert {k: v for k, v in row.items() if not k.startswith("perf/")} == pytest.approx(numbers, rel=1e-4, abs=1e-5)
+
+
+def test_runs_on_two_processes_have_the_numbers_of_one(tmp_path, monkeypatch):
+    (tmp_path / "two").mkdir()
+    assert run_ranks(start_all, 2, tmp_path, tmp_path / "two") == [dict.fromkeys(VARIANTS, "done")] * 2
+    for variant, changes in VARIANTS.items():
+        expected = read_metrics(test_run.start(tmp_path / "one" / variant, monkeypatch, **changes).metrics)
+        close(read_metrics(tmp_path / "two" / variant / "metrics.jsonl"), expected)
+        assert (tmp_path / "two" / variant / "final" / "model.safetensors").exists()
+        assert list_steps(tmp_path / "two" / variant / "checkpoints") == [test_run.STEPS]
+
+
+def stop_and_go_on(rank, path):
+    first = start_on_rank(rank, path, {"stop_at": 3}, "a batch for two steps")
+    torch.distributed.barrier()
+    return first, start_on_rank(rank, path, {"resume": True}, "a batch for two steps")
+
+
+def whole(rank, path):
+    return start_on_rank(rank, path, {}, "a batch for two steps")
+
+
+def test_a_stop_and_a_resume_on_two_processes_give_the_bits_of_two_that_never_stopped(tmp_path):
+    (tmp_path / "w").mkdir()
+    run_ranks(whole, 2, tmp_path / "w", tmp_path / "whole")
+    told = run_ranks(stop_and_go_on, 2, tmp_path, tmp_path / "stopped")
+    assert all("SIGTERM: step 3 is saved" in first and second == "done" for first, second in told)
+    assert test_run.gold(RunFolder(tmp_path / "stopped")) == test_run.gold(RunFolder(tmp_path / "whole"))
