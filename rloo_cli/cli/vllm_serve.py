@@ -26,7 +26,8 @@ def vllm_serve(
         typer.Option("--gpu-memory-utilization", min=0.01, max=1.0, show_default="0.9", help="Share of the device's memory to use."),
     ] = None,
     dtype: Annotated[
-        str, typer.Option("--dtype", help="float32, bfloat16, float16; auto: the model's own. It must be the trainer's.")
+        str,
+        typer.Option("--dtype", help="float32, or what the trainer samples in: bfloat16. auto: float32 on a CPU, else the model's own."),
     ] = "auto",
     max_model_len: Annotated[
         int | None,

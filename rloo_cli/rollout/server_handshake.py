@@ -122,6 +122,10 @@ def _wrong_version(info: ServerInfo) -> str | None:
     return None
 
 
+EXACT_DTYPE = "float32"
+"""What a server may compute in whatever the trainer samples in: it loses nothing."""
+
+
 def _wrong_model(info: ServerInfo, ours: ModelIdentity) -> str | None:
     theirs = info.identity
     start = f"serves another model ({info.model:.200})"
@@ -129,7 +133,7 @@ def _wrong_model(info: ServerInfo, ours: ModelIdentity) -> str | None:
         return f"{start}: its vocabulary has {theirs.vocab_size} tokens, the trainer's {ours.vocab_size}; start it with the model of the recipe"
     if theirs.config_hash != ours.config_hash:
         return f"{start}: its config's hash is {theirs.config_hash:.12}, the trainer's {ours.config_hash:.12}; start it with the model of the recipe"
-    if theirs.dtype != ours.dtype:
+    if theirs.dtype not in (ours.dtype, EXACT_DTYPE):
         return f"computes in {theirs.dtype:.20}, the trainer expects {ours.dtype}: start it with --dtype {ours.dtype}"
     return None
 

@@ -126,7 +126,8 @@ class VllmServerEngine:
         Raises:
             EngineError: the server refused them, or was away for longer than the budget.
         """
-        tensors = unique_tensors(named_tensors, dtype_of(self._identity.dtype))
+        dtype = self._identity.dtype if self._info is None else self._info.identity.dtype
+        tensors = unique_tensors(named_tensors, dtype_of(dtype))
         if self._keep_weights:
             tensors = [(name, tensor.to("cpu", sent, copy=True), sent) for name, tensor, sent in tensors]
         self._weights, self.weights_version = tensors, version

@@ -137,7 +137,7 @@ def build_argv(options: ServeOptions, *, cpu: bool, free_memory: int | None = No
     """
     argv = [sys.executable, "-m", SERVER_MODULE, "--model", options.model]
     argv += ["--host", options.address.host, "--port", str(options.address.port)]
-    argv += _engine_arguments(options)
+    argv += _engine_arguments(options, cpu=cpu)
     if cpu:
         argv += _cpu_arguments(options, free_memory)
     argv += [
@@ -153,13 +153,15 @@ def build_argv(options: ServeOptions, *, cpu: bool, free_memory: int | None = No
     return [*argv, *options.passed_on, "--middleware", MIDDLEWARE]
 
 
-def _engine_arguments(options: ServeOptions) -> list[str]:
+def _engine_arguments(options: ServeOptions, *, cpu: bool) -> list[str]:
+    # What a trainer takes in any case; vLLM's own choice for a float32 model is bfloat16.
+    dtype = "float32" if cpu and options.dtype == "auto" else options.dtype
     valued = {
         "--revision": options.revision,
         "--tensor-parallel-size": options.tensor_parallel_size,
         "--data-parallel-size": options.data_parallel_size,
         "--gpu-memory-utilization": options.gpu_memory_utilization,
-        "--dtype": options.dtype,
+        "--dtype": dtype,
         "--max-model-len": options.max_model_len,
         "--model-impl": options.model_impl,
         "--kv-cache-dtype": options.kv_cache_dtype,

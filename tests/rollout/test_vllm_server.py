@@ -206,6 +206,13 @@ def test_a_server_that_does_not_fit_is_refused_before_anything_is_loaded(differe
         make_engine(server.address).connect()
 
 
+def test_a_server_in_float32_is_exact_enough_for_any_trainer(make_engine):
+    with scripted_server.ScriptedServer(IDENTITY) as server:
+        make_engine(
+            server.address, model_identity=ModelIdentity(config_hash=IDENTITY["config_hash"], vocab_size=260, dtype="bfloat16")
+        ).connect()
+
+
 def test_a_plain_vllm_server_is_told_from_ours(make_engine):
     fault = {"route": INFO, "kind": "status", "status": 404}
     with (

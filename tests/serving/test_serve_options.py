@@ -55,6 +55,12 @@ def test_an_option_reaches_vllm(given, name, value):
     assert value_of(argv(**given), name) == value
 
 
+def test_a_cpu_server_computes_in_float32_unless_told():
+    assert value_of(argv(cpu=True), "--dtype") == "float32"
+    assert value_of(argv(cpu=True, dtype="bfloat16"), "--dtype") == "bfloat16"
+    assert value_of(argv(cpu=False), "--dtype") == "auto"
+
+
 def test_switches_reach_vllm():
     assert "--trust-remote-code" in argv(trust_remote_code=True)
     assert "--enable-prefix-caching" in argv(enable_prefix_caching=True)
