@@ -27,6 +27,8 @@ from rloo_cli.types import TrainerState
 MOST_TRACEBACK = 65536
 """Characters; of a longer one, which only a hostile message makes, the beginning and the end are kept."""
 MOST_REPR = 80
+MOST_BITS = 1024
+"""Of an integer given to log_extra; Python does not even print those of more than 4,300 digits."""
 MOST_LINE = 300
 
 
@@ -290,8 +292,10 @@ def _storable(name: Any) -> str:
 
 
 def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, str | bool | int | float):
+    if value is None or isinstance(value, str | bool | float):
         return value
+    if isinstance(value, int):
+        return value if value.bit_length() < MOST_BITS else safe_repr(value)
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if isinstance(value, dict):

@@ -36,6 +36,10 @@ def columns_markdown() -> str:
     return "\n".join(["| column | type | meaning |", "|---|---|---|", *rows]) + "\n"
 
 
+DEEPEST_NESTING = 8
+"""Lists and objects within each other; deeper values of log_extra are stored as JSON."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutRow:
     """One completion and all that is known about it; COLUMNS tells what each field means.
@@ -111,10 +115,20 @@ def _names(mappings: Any) -> list[str]:
 
 
 def _any_array(values: list[Any]) -> Any:
-    """An array of the values' own type; JSON strings where they have none in common."""
+    """An array of the values' own type; JSON strings where they have none in common, or one that parquet does not hold."""
     import pyarrow as pa
 
     try:
-        return pa.array([storable_text(value) if isinstance(value, str) else value for value in values])
+        array = pa.array([storable_text(value) if isinstance(value, str) else value for value in values])
+        if _is_storable(array.type, DEEPEST_NESTING):
+            return array
     except (pa.ArrowException, UnicodeEncodeError, OverflowError):
-        return pa.array([None if value is None else storable_text(json.dumps(value, default=repr)) for value in values], type=pa.string())
+        pass
+    return pa.array([None if value is None else storable_text(json.dumps(value, default=repr)) for value in values], type=pa.string())
+
+
+def _is_storable(kind: Any, levels: int) -> bool:
+    """Whether parquet holds an arrow type: it has no objects without fields, and readers give up on deep nesting."""
+    if kind.num_fields == 0:
+        return str(kind) != "struct<>"
+    return levels > 0 and all(_is_storable(kind.field(i).type, levels - 1) for i in range(kind.num_fields))
