@@ -80,6 +80,10 @@ def test_hostile_text_is_stored(tmp_path, text):
     assert stored["completion"] == text.replace("\ud800", "\\ud800")
 
 
+def nested(levels):
+    return [nested(levels - 1)] if levels else 1
+
+
 @pytest.mark.parametrize(
     ("values", "stored"),
     [
@@ -90,6 +94,9 @@ def test_hostile_text_is_stored(tmp_path, text):
         ([None, None], [None, None]),
         ([10**400, 1], [str(10**400), "1"]),
         ([2j, None], ['"2j"', None]),
+        ([{}, None], ["{}", None]),
+        ([[{}], []], ["[{}]", "[]"]),
+        ([nested(10), nested(10)], [str(nested(10))] * 2),
     ],
 )
 def test_extras_of_any_type(tmp_path, values, stored):
