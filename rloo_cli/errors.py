@@ -9,6 +9,7 @@
     ├── StorageError              6   disk full, unreadable checkpoint, locked run folder
     ├── NonFiniteError            7   NaN or infinity in our own numbers; no update was made
     ├── DeviceMemoryError         8   one row does not fit into the device's memory
+    ├── LostRankError             1   a process of the run died without a word, or all lost each other
     ├── NeighbourError            9   another process of the run failed; its own error is the command's
     ├── StoppedError             75   stopped by a signal, checkpoint saved, `--resume` goes on
     └── InterruptedTwiceError   130   second Ctrl-C
@@ -110,6 +111,10 @@ class DeviceMemoryError(RlooError):
     """Out of memory with the smallest possible micro-batch."""
 
     exit_code = 8
+
+
+class LostRankError(RlooError):
+    """A process of the run was killed or ended without a word, or had a bug; its log is named."""
 
 
 class NeighbourError(RlooError):

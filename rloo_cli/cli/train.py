@@ -30,6 +30,16 @@ def train(
         typer.Option("--output-dir", "-o", metavar="DIR", show_default=False, help="Run folder; default: runs/RECIPE-DATE-TIME."),
     ] = None,
     resume: ResumeOption = None,
+    num_processes: Annotated[
+        int | None,
+        typer.Option(
+            "--num-processes",
+            metavar="N",
+            min=1,
+            show_default=False,
+            help="Processes that train together; default: run.num_processes, one for each visible GPU.",
+        ),
+    ] = None,
     code_dir: CodeDirOption = None,
     trust_remote_code: TrustOption = False,
     quiet: QuietOption = False,
@@ -47,10 +57,12 @@ def train(
     Ctrl-C saves a checkpoint and leaves with exit code 75; a second one leaves at once.
     """
     from rloo_cli.launch.local import nothing_left, train_here
+    from rloo_cli.launch.processes import train_in_processes
     from rloo_cli.launch.target import choose_target
     from rloo_cli.plan.prepare import check_recipe
 
-    checked = check_recipe(recipe, overrides=overrides or [], code_dir=code_dir)
+    overrides = [*(overrides or []), *([f"run.num_processes={num_processes}"] if num_processes is not None else [])]
+    checked = check_recipe(recipe, overrides=overrides, code_dir=code_dir)
     loaded = checked.loaded
     target = choose_target(
         recipe_name=loaded.path.stem, output_dir=output_dir or loaded.recipe.run.output_dir, resume=resume, now=datetime.now().astimezone()
@@ -65,10 +77,11 @@ def train(
     from rloo_cli.plan.report import launch_command
 
     try:
-        train_here(checked, target, trust_remote_code=trust_remote_code, quiet=quiet)
+        launch = train_here if loaded.num_processes == 1 else train_in_processes
+        launch(checked, target, trust_remote_code=trust_remote_code, quiet=quiet)
     except (StoppedError, InterruptedTwiceError) as stop:
         command = launch_command(
-            recipe, overrides or [], code_dir=code_dir, trust_remote_code=trust_remote_code, resume_in=str(target.folder.path)
+            recipe, overrides, code_dir=code_dir, trust_remote_code=trust_remote_code, resume_in=str(target.folder.path)
         )
         raise type(stop)(f"{stop.message}\n  {command}") from stop
     typer.echo(f"done: {target.folder.path} (metrics.jsonl, rollouts/, final/)")

@@ -11,12 +11,15 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rloo_cli import __version__
 from rloo_cli.errors import DataError, RecipeError, RefusedError, StoppedError
-from rloo_cli.launch.record import AttemptRecord
+from rloo_cli.launch.job import Job
+from rloo_cli.launch.joining import join_others
+from rloo_cli.launch.record import AttemptRecord, log_name, lost_neighbours_told
 from rloo_cli.launch.target import Target
 from rloo_cli.plan.prepare import CheckedRecipe, Prepared, errors_placed, prepare, reward_runner
 from rloo_cli.plan.resume import is_at_its_end, recipe_for_resume, refuse_foreign
@@ -45,27 +48,64 @@ def train_here(checked: CheckedRecipe, target: Target, *, trust_remote_code: boo
     Raises:
         RlooError: each kind with its exit code; the traceback is in the attempt's log.
     """
-    folder, console = target.folder, terminal(quiet=quiet)
-    with folder.lock() as dead, StopSignal() as stop, contextlib.ExitStack() as stack:
-        stack.enter_context(_NewFolder(target))
+    with held(target) as (attempt, notes), StopSignal() as stop:
+        job = Job(
+            checked=checked,
+            folder=target.folder,
+            resume=target.resume,
+            attempt=attempt,
+            command=kept_command(),
+            trust_remote_code=trust_remote_code,
+            quiet=quiet,
+            notes=notes,
+        )
+        train_rank(job, stop)
+
+
+@contextlib.contextmanager
+def held(target: Target) -> Iterator[tuple[Path, tuple[str, ...]]]:
+    """(the log folder of a new attempt, what there is to tell) of a run folder that is locked for the block.
+
+    A new run's folder is taken away again where the block finds the recipe, its data or its model wrong before the first step.
+    """
+    folder = target.folder
+    with folder.lock() as dead, _NewFolder(target):
         attempt = folder.new_attempt()
-        stack.enter_context(logging_to(attempt / "train.log", show=_show_on(console), environment=os.environ))
-        logger.info("rloo %s: %s", __version__, shlex.join(_command()))
-        stack.enter_context(AttemptRecord(attempt))
-        if dead is not None:
-            _say(console, f"note: took over the lock of pid {dead.pid} on {dead.host}, which no longer runs")
-        folder.remove_orphans()
-        stack.enter_context(_stops_before_training_told(folder))
-        stack.enter_context(errors_placed(checked.loaded))
-        rewards = stack.enter_context(reward_runner(checked, log_dir=attempt))
+        notes = [f"note: took over the lock of pid {dead.pid} on {dead.host}, which no longer runs"] if dead is not None else []
+        yield attempt, tuple(notes)
+
+
+def train_rank(job: Job, stop: StopSignal) -> None:
+    """Train to the end as one of the job's ranks, the only one or not.
+
+    Raises:
+        RlooError: each kind with its exit code; the traceback is in the rank's log, and `rank-K.json` tells how it ended.
+    """
+    console, attempt = terminal(quiet=job.quiet), job.attempt
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(logging_to(attempt / log_name(job.rank), show=_show_on(console), environment=os.environ))
+        logger.info("rloo %s: %s", __version__, shlex.join(job.command))
+        stack.enter_context(AttemptRecord(attempt, rank=job.rank))
+        if job.world_size > 1:
+            stack.enter_context(lost_neighbours_told())
+        for note in job.notes:
+            _say(console, note)
+        if job.is_main:
+            job.folder.remove_orphans()
+        stack.enter_context(_stops_before_training_told(job.folder))
+        stack.enter_context(errors_placed(job.checked.loaded))
+        rewards = stack.enter_context(reward_runner(job.checked, log_dir=attempt / f"rank-{job.rank}" if job.rank else attempt))
         with stop.at_once():
             with console.status("importing rewards, reading the data"):  # on a terminal alone
-                prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code)
+                prepared = prepare(job.checked, rewards, trust_remote_code=job.trust_remote_code)
             for notice in prepared.notices:
                 _say(console, f"note: {notice}")
-            folder.prepare()
-            checkpoint, prepared = _resumed(prepared, target, console)
-        _train(prepared, folder, checkpoint, console, stop, trust_remote_code=trust_remote_code)
+            if job.is_main:
+                job.folder.prepare()
+            checkpoint, prepared = _resumed(prepared, job, console)
+            if job.world_size > 1:
+                join_others(job)
+        _train(prepared, job, checkpoint, console, stop)
 
 
 @contextlib.contextmanager
@@ -114,19 +154,18 @@ class _NewFolder:
             atomic.remove_tree(self._folder.path)
 
 
-def _train(
-    prepared: Prepared, folder: RunFolder, checkpoint: Checkpoint | None, console: Console, stop: StopSignal, *, trust_remote_code: bool
-) -> None:
+def _train(prepared: Prepared, job: Job, checkpoint: Checkpoint | None, console: Console, stop: StopSignal) -> None:
     from rloo_cli.run.progress import Progress
     from rloo_cli.training.train import train
 
-    recipe, loaded = prepared.recipe, prepared.checked.loaded
-    atomic.write_file(folder.recipe_source, loaded.source_text)
-    atomic.write_json(folder.environment, _environment(prepared))
+    folder, recipe, loaded = job.folder, prepared.recipe, prepared.checked.loaded
+    if job.is_main:
+        atomic.write_file(folder.recipe_source, loaded.source_text)
+        atomic.write_json(folder.environment, _environment(prepared, job))
     logger.info("%d prompts, %d optimizer steps, %s", len(prepared.prompts), prepared.total_steps, loaded.batch)
     start = checkpoint.step if checkpoint is not None else 0
     with Progress(prepared.total_steps, start_step=start, logging_steps=recipe.run.logging_steps, console=console) as progress:
-        train(training_inputs(prepared, folder, checkpoint, progress, stop, trust_remote_code=trust_remote_code))
+        train(training_inputs(prepared, folder, checkpoint, progress, stop, trust_remote_code=job.trust_remote_code))
 
 
 def training_inputs(
@@ -151,15 +190,15 @@ def training_inputs(
     )
 
 
-def _resumed(prepared: Prepared, target: Target, console: Console) -> tuple[Checkpoint | None, Prepared]:
+def _resumed(prepared: Prepared, job: Job, console: Console) -> tuple[Checkpoint | None, Prepared]:
     """The checkpoint to go on from, and what was prepared with the run's own recipe in it.
 
     Raises:
         RefusedError: recipe or data have changed in what matters, or the run is at its end.
         StorageError: the run's recipe or every checkpoint is damaged.
     """
-    folder = target.folder
-    if target.resume is None:
+    folder = job.folder
+    if job.resume is None:
         return None, prepared
     if folder.recipe.is_file():
         recipe, changes = recipe_for_resume(prepared.recipe, _recipe_of(folder))
@@ -167,10 +206,11 @@ def _resumed(prepared: Prepared, target: Target, console: Console) -> tuple[Chec
         for change in changes:
             _say(console, f"note: {change}")
     _refuse_other_data(prepared, folder)
+    _refuse_other_batch(prepared, folder)
     finished = folder.finished_step()
     if finished is not None and finished >= prepared.total_steps:
         raise RefusedError(f"{folder.path} holds a finished run (step {finished}): there is nothing to go on with.")
-    checkpoint = find_checkpoint(folder.checkpoints, target.resume)
+    checkpoint = find_checkpoint(folder.checkpoints, job.resume)
     if checkpoint is not None:
         refuse_foreign(checkpoint, prepared.recipe)
     elif finished is not None:
@@ -190,6 +230,17 @@ def _refuse_other_data(prepared: Prepared, folder: RunFolder) -> None:
         )
 
 
+def _refuse_other_batch(prepared: Prepared, folder: RunFolder) -> None:
+    """Raise RefusedError where the number of processes makes a step of another size than the run's are."""
+    loaded, was = prepared.checked.loaded, recorded(folder, "completions_per_step")
+    if was is not None and was != loaded.batch.completions_per_step:
+        raise RefusedError(
+            f"a step of {folder.path} has {was} completions, and on {loaded.num_processes} process(es) it would have "
+            f"{loaded.batch.completions_per_step}: give the number of processes that the run had, or say "
+            "per_device_train_batch_size or gradient_accumulation_steps anew in a new run."
+        )
+
+
 def recorded(folder: RunFolder, key: str) -> object:
     """What the run's environment.json says under a key; None where it says nothing or cannot be read."""
     with contextlib.suppress(OSError, ValueError):
@@ -202,20 +253,22 @@ def _recipe_of(folder: RunFolder) -> Recipe:
     return load_recipe(folder.recipe).recipe
 
 
-def _command() -> list[str]:
+def kept_command() -> tuple[str, ...]:
     """The command line as it may be kept."""
-    return masked_command(sys.argv, secret_values(os.environ))
+    return tuple(masked_command(sys.argv, secret_values(os.environ)))
 
 
-def _environment(prepared: Prepared) -> Mapping[str, object]:
+def _environment(prepared: Prepared, job: Job) -> Mapping[str, object]:
     checked = prepared.checked
-    document = describe_environment(command=_command(), recipe_folder=checked.loaded.path.parent, now=datetime.now().astimezone())
+    document = describe_environment(command=job.command, recipe_folder=checked.loaded.path.parent, now=datetime.now().astimezone())
     return {
         **document,
         "recipe": str(checked.loaded.path.resolve()),
         "code_dir": str(checked.code_dir.resolve()),
         "data_fingerprint": prepared.prompts.fingerprint,
         "total_steps": prepared.total_steps,
+        "num_processes": job.world_size,
+        "completions_per_step": checked.loaded.batch.completions_per_step,
     }
 
 

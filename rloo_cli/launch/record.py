@@ -1,14 +1,15 @@
-"""What an attempt leaves in its log folder, however it ends: the traceback in train.log and the rank's exit code."""
+"""What an attempt leaves in its log folder, however it ends: the traceback in the rank's log and its exit code."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from rloo_cli.errors import RlooError, StorageError
+from rloo_cli.errors import NeighbourError, RlooError, StorageError
 from rloo_cli.run.logs import RankReport, write_rank_report
 
 logger = logging.getLogger(__name__)
@@ -16,6 +17,15 @@ logger = logging.getLogger(__name__)
 LOG_NOTE = "traceback in "
 """How an exception says where its traceback was written (a note of PEP 678)."""
 INTERRUPTED = 130
+SHOWN_CHARACTERS = 160
+"""Of what torch says when another rank is gone."""
+COMMUNICATION = "/torch/distributed/"
+"""Where in torch an exception comes from that another rank's end caused."""
+
+
+def log_name(rank: int) -> str:
+    """The log file of a rank: `train.log` of the main one, `train-rank-1.log`."""
+    return f"train-rank-{rank}.log" if rank else "train.log"
 
 
 class AttemptRecord:
@@ -34,12 +44,30 @@ class AttemptRecord:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if error is not None:
             logger.info("%s\n%s", _reason(error), "".join(traceback.format_exception(error)).rstrip())
-            error.add_note(f"{LOG_NOTE}{self._attempt / 'train.log'}")
+            error.add_note(f"{LOG_NOTE}{self._attempt / log_name(self._rank)}")
         else:
             logger.info("done")
-        report = RankReport(rank=self._rank, exit_code=exit_code_of(error), reason=_reason(error))
+        report = RankReport(
+            rank=self._rank,
+            exit_code=exit_code_of(error),
+            reason=_reason(error),
+            neighbour=isinstance(error, NeighbourError),
+            message=error.message if isinstance(error, RlooError) else "",
+        )
         with contextlib.suppress(*([StorageError] if error is not None else [])):  # what ended the block is the better news
             write_rank_report(self._attempt, report)
+
+
+@contextlib.contextmanager
+def lost_neighbours_told() -> Iterator[None]:
+    """Makes a NeighbourError of what torch says where another rank is gone, for the block: that rank knows the reason."""
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(COMMUNICATION in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+            raise
+        line = (str(error).splitlines() or [""])[0][:SHOWN_CHARACTERS]
+        raise NeighbourError(f"another process of the run is gone ({type(error).__name__}: {line})") from error
 
 
 def exit_code_of(error: BaseException | None) -> int:

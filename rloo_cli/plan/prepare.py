@@ -70,7 +70,7 @@ class Prepared:
 
 
 def check_recipe(
-    path: str | Path, *, overrides: Sequence[str] = (), code_dir: str | Path | None = None, num_processes: int = 1
+    path: str | Path, *, overrides: Sequence[str] = (), code_dir: str | Path | None = None, num_processes: int | None = None
 ) -> CheckedRecipe:
     """The recipe, valid by itself, with every reward function located. Imports no torch and runs no code of the recipe's.
 
@@ -215,14 +215,15 @@ def _placed(loaded: LoadedRecipe, index: int, error: RecipeError) -> str:
 
 
 def reward_runner(checked: CheckedRecipe, *, log_dir: Path | None) -> RewardRunner:
-    """The runner of the recipe's reward functions, not started."""
+    """The runner of the recipe's reward functions in one of the processes that train, not started."""
+    from rloo_cli.rewards.memory import memory_share
     from rloo_cli.rewards.runner import RewardRunner
 
-    recipe = checked.loaded.recipe
+    recipe, processes = checked.loaded.recipe, checked.loaded.num_processes
     workers = recipe.run.reward_workers
-    count = min(MOST_AUTO_WORKERS, max(1, usable_cores() - 1)) if workers == "auto" else workers
+    count = min(MOST_AUTO_WORKERS, max(1, usable_cores() // processes - 1)) if workers == "auto" else workers
     memory = recipe.run.reward_memory_gb
-    limit = round(memory * 2**30) if memory is not None else None
+    limit = round(memory * 2**30) if memory is not None else memory_share((count + 1) * processes - 1)
     return RewardRunner(recipe.rewards, code_dir=checked.code_dir, num_workers=count, log_dir=log_dir, memory_limit=limit)
 
 

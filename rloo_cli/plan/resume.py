@@ -22,6 +22,7 @@ SAFE_FIELDS = {
     "run.save_total_limit",
     "run.metric_for_best_model",
     "run.greater_is_better",
+    "run.num_processes",
     "run.reward_workers",
     "run.reward_memory_gb",
     "generation.vllm_gpu_memory_utilization",

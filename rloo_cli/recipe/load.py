@@ -16,6 +16,7 @@ from rloo_cli.recipe.draft import Draft, recipe_error
 from rloo_cli.recipe.fields import shown
 from rloo_cli.recipe.nodes import Fields, Node, Place, Problems, printable
 from rloo_cli.recipe.overrides import apply_override, read_chain
+from rloo_cli.recipe.processes import process_count
 from rloo_cli.recipe.scalars import is_null
 from rloo_cli.recipe.schema import Recipe, RewardEntry
 from rloo_cli.recipe.settings import gather_rewards
@@ -33,6 +34,8 @@ class LoadedRecipe:
     """The file's text (not that of the recipes it extends)."""
     notices: tuple[str, ...]
     """Lines about what works and may not be expected; nothing was printed."""
+    num_processes: int
+    """That train: as asked for, or what `run.num_processes: auto` is here; the recipe has the number too."""
     batch: BatchPlan
     locate: Callable[[str], str]
     """`rewards[0].function` → `recipes/my.yaml:9:5`; the nearest place above it for what was left out."""
@@ -42,11 +45,12 @@ def load_recipe(
     path: str | Path,
     *,
     overrides: Sequence[str] = (),
-    num_processes: int = 1,
+    num_processes: int | None = None,
     environ: Mapping[str, str] | None = None,
     check_reward: Callable[[RewardEntry], None] | None = None,
 ) -> LoadedRecipe:
-    """The recipe in the file, with every default filled in, local paths absolute, and its batch arithmetic on `num_processes`.
+    """The recipe in the file, with every default filled in, local paths absolute, and its batch arithmetic on `num_processes`
+    (None = as the recipe says).
 
     `overrides` are texts of `--set`. `environ` (os.environ) is read for `${VAR}` in path-like fields alone. `check_reward` raises a
     RecipeError for an entry whose function cannot be found, which is reported with all other faults. Imports no torch.
@@ -68,8 +72,12 @@ def load_recipe(
     for override in overrides:
         apply_override(settings, override, Path(name).parent, problems)
     gather_rewards(settings, problems)
-    draft = Draft(settings, origin, [Path(name).parent, Path()], os.environ if environ is None else environ, problems)
+    environ = os.environ if environ is None else environ
+    draft = Draft(settings, origin, [Path(name).parent, Path()], environ, problems)
     recipe = draft.recipe()
+    if num_processes is None:
+        num_processes = process_count(recipe.run.num_processes, environ, use_vllm=recipe.generation.use_vllm)
+    recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"num_processes": num_processes})})
     if check_reward is not None:
         draft.check_rewards(recipe, check_reward)
     notices = [*settings.notices, *draft.check_other_keys(), *draft.check_rules(recipe, num_processes)]
@@ -80,6 +88,7 @@ def load_recipe(
         path=Path(name),
         source_text=text,
         notices=tuple(notices),
+        num_processes=num_processes,
         batch=plan_batches(recipe, num_processes),
         locate=lambda field_path: str(draft.locate(field_path)),
     )

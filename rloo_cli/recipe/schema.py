@@ -282,8 +282,13 @@ class RunSection(Section):
         description="Metric of the evaluation by which the best checkpoint is told, such as `reward` or `eval_rewards/<name>/mean`: save_total_limit keeps it, and the end of the run names it. final/ is the last model in any case.",
     )
     greater_is_better: bool | None = Field(None, description="Whether more of metric_for_best_model is better; null = yes.")
+    num_processes: AutoCount = Field(
+        "auto",
+        description="Processes that train together on this machine, each with a copy of the model; auto = one for each visible GPU, one on a CPU or where vLLM generates.",
+    )
     reward_workers: AutoCount = Field(
-        "auto", description="Worker processes that run reward functions; auto = one or two, by the CPUs at hand."
+        "auto",
+        description="Worker processes that run reward functions, for each process that trains; auto = one or two, by the CPUs at hand.",
     )
     reward_memory_gb: Annotated[float, Field(gt=0)] | None = Field(
         None,

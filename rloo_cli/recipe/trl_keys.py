@@ -301,7 +301,6 @@ _GRPO = "it is an option of GRPO, not of RLOO"
 
 OTHER_KEYS: Mapping[str, TrlKey] = {
     "env": _refused(None, "a recipe sets no environment variables; set them in the shell", {}),
-    "num_processes": _later(1, "one process trains"),
     "num_machines": _later(1, "one process trains"),
     "machine_rank": _later(0, "one process trains"),
     "main_process_ip": _no_effect(None),

@@ -104,11 +104,15 @@ class RankReport:
     """One line; empty when all went well."""
     neighbour: bool = False
     """Whether it only ended because another rank did."""
+    message: str = ""
+    """Of an error of ours, all of its lines."""
 
 
 def write_rank_report(attempt: Path, report: RankReport) -> None:
     """Leave `rank-K.json` in the attempt's folder."""
-    atomic.write_json(attempt / f"rank-{report.rank}.json", asdict(report) | {"reason": masked(report.reason, secret_values(os.environ))})
+    secrets = secret_values(os.environ)
+    said = {"reason": masked(report.reason, secrets), "message": masked(report.message, secrets)}
+    atomic.write_json(attempt / f"rank-{report.rank}.json", asdict(report) | said)
 
 
 def read_rank_reports(attempt: Path) -> list[RankReport]:

@@ -45,14 +45,18 @@ class StopSignal:
     in time, or if the main thread is deep in C code, where no handler of Python's runs. Outside the main thread no handler can be
     installed: then, and before the block, only `request` sets the flag.
 
+    A rank of several takes its launcher's word for a second one (`is_led`): the first may reach it twice, from the launcher and from
+    whoever signals all processes.
+
     Example: `with StopSignal() as stop: … stop.check() …`
     """
 
-    def __init__(self, *, leave: Callable[[], None] | None = None, grace_seconds: float = GRACE_SECONDS) -> None:
+    def __init__(self, *, leave: Callable[[], None] | None = None, grace_seconds: float = GRACE_SECONDS, is_led: bool = False) -> None:
         self.received: str | None = None
         """Name of the first signal, `SIGTERM`; None = go on."""
         self._leave = leave or leave_now
         self._grace_seconds = grace_seconds
+        self._is_led = is_led
         self._interrupts = 0
         self._is_at_once = False
         self._old: dict[signal.Signals, Any] = {}
@@ -60,7 +64,8 @@ class StopSignal:
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
-            self._undo.enter_context(_watchdog(self._leave, self._grace_seconds))
+            if not self._is_led:
+                self._undo.enter_context(_watchdog(self._leave, self._grace_seconds))
             heard = [number for number in STOP_SIGNALS if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
             self._old = {number: signal.signal(number, self._handle) for number in heard}
         return self
@@ -97,8 +102,8 @@ class StopSignal:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         is_first = self.received is None
         self.request(signal.Signals(number).name)
-        self._interrupts += number == signal.SIGINT
-        if is_first:
+        self._interrupts += number == signal.SIGINT and not self._is_led
+        if is_first and not self._is_led:
             _tell_terminal(f"{self.received}: stopping, what was trained is saved; a second Ctrl-C leaves at once")
         if number == signal.SIGINT and self._interrupts == 2:
             raise InterruptedTwiceError(LEFT_AT_ONCE)

@@ -1,0 +1,26 @@
+"""How many processes train: as asked for, or one for each GPU that this process may see. CUDA is not started for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Literal
+
+DEVICES = Path("/dev")
+
+
+def visible_gpus(environ: Mapping[str, str], devices: Path = DEVICES) -> int:
+    """NVIDIA GPUs of this machine or container, or as many of them as CUDA_VISIBLE_DEVICES names."""
+    there = sum(path.name.removeprefix("nvidia").isdecimal() for path in devices.glob("nvidia*"))
+    named = environ.get("CUDA_VISIBLE_DEVICES")
+    if named is None or not there:
+        return there
+    wanted = [name.strip() for name in named.split(",")]
+    return next((i for i, name in enumerate(wanted) if name in ("", "-1")), len(wanted))  # CUDA sees none of those after it
+
+
+def process_count(asked: int | Literal["auto"], environ: Mapping[str, str], *, use_vllm: bool) -> int:
+    """Processes that train; `auto` is one for each visible GPU, and one on a CPU or where vLLM generates."""
+    if asked != "auto":
+        return asked
+    return 1 if use_vllm else max(1, visible_gpus(environ))
