@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from rloo_cli.data.model_folder import model_errors, reason_of
 from rloo_cli.errors import RecipeError
@@ -26,6 +26,8 @@ ALLOCATOR_SLACK = 0.1
 """Share of the live tensors that the allocator holds beyond them (measured on CPUs: 0 to 0.2)."""
 RUNTIME = 150 << 20
 """What the libraries take when they are first used: code pages, kernels' caches, buffers (measured: 115 to 155 MiB)."""
+VLLM_ROWS = 64
+"""Rows whose keys and values vLLM has room for on a CPU (rollout/vllm_build.py)."""
 SOFTMAX_SLICE = 128
 """Positions whose softmax is taken at once (training/logprobs.py)."""
 OPTIMIZER_STATES = {"adamw_torch": 2, "adamw_torch_fused": 2, "sgd": 0, "adagrad": 1, "rmsprop": 1, "adafactor": 0}
@@ -72,6 +74,10 @@ class Workload:
     """Of one prompt."""
     completion_tokens: int
     """Of one completion, at most."""
+    sampler: Literal["transformers", "vllm", "elsewhere"] = "transformers"
+    """What samples on this device."""
+    vllm_share: int = 0
+    """Bytes of a GPU that vLLM takes for itself whatever it needs; 0 = by what it needs, as on a CPU."""
 
 
 def estimate_memory(shape: ModelShape, work: Workload) -> dict[str, int]:
@@ -80,14 +86,15 @@ def estimate_memory(shape: ModelShape, work: Workload) -> dict[str, int]:
     terms = {
         "weights": n * work.weight_bytes,
         "optimizer": n * FLOAT32 * OPTIMIZER_STATES[work.optim],
-        "decode copy": n * BFLOAT16 if work.low_precision else 0,
+        "decode copy": n * BFLOAT16 if work.low_precision and work.sampler == "transformers" else 0,
+        "vllm": _vllm(shape, work) if work.sampler == "vllm" else 0,
         "reference": _reference(shape, work),
-        "kv cache": _kv_cache(shape, work),
+        "kv cache": _kv_cache(shape, work) if work.sampler == "transformers" else 0,
         "gradients": n * work.weight_bytes,
         "activations": _activations(shape, work),
         "logits": _logits(shape, work),
     }
-    standing = sum(terms[name] for name in ("weights", "optimizer", "decode copy", "reference"))
+    standing = sum(terms[name] for name in ("weights", "optimizer", "decode copy", "vllm", "reference"))
     update = sum(terms[name] for name in ("gradients", "activations", "logits"))
     live = standing + max(terms["kv cache"], update)
     terms |= {"allocator": round(ALLOCATOR_SLACK * live), "runtime": RUNTIME}
@@ -101,6 +108,15 @@ def _reference(shape: ModelShape, work: Workload) -> int:
         return shape.parameters * work.weight_bytes
     linear = shape.parameters - shape.embedding_parameters
     return linear * BFLOAT16 + shape.embedding_parameters * work.weight_bytes
+
+
+def _vllm(shape: ModelShape, work: Workload) -> int:
+    """A GPU's share; on a CPU its weights, which it holds twice (plain, and as its kernels want them), and keys and values of some rows."""
+    if work.vllm_share:
+        return work.vllm_share
+    number = BFLOAT16 if work.low_precision else FLOAT32
+    positions = VLLM_ROWS * (work.prompt_tokens + work.completion_tokens)
+    return number * (2 * shape.parameters + positions * shape.layers * 2 * shape.kv_heads * shape.head_dim)
 
 
 def _kv_cache(shape: ModelShape, work: Workload) -> int:

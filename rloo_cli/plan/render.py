@@ -11,6 +11,7 @@ MEMORY_WORDS = {
     "weights": "weights being trained",
     "optimizer": "optimizer state",
     "decode copy": "bfloat16 copy that samples",
+    "vllm": "vLLM: its weights, keys and values",
     "reference": "reference model",
     "kv cache": "KV cache while sampling",
     "gradients": "gradients",

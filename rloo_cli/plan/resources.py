@@ -6,7 +6,7 @@ import math
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
@@ -82,7 +82,24 @@ def workload(prepared: Prepared, config: PreTrainedConfig, device: torch.device)
         decode_prompts=batch.prompts_per_generation,
         prompt_tokens=prompt,
         completion_tokens=completion,
+        sampler=_sampler(recipe),
+        vllm_share=_vllm_share(recipe, device),
     )
+
+
+def _sampler(recipe: Recipe) -> Literal["transformers", "vllm", "elsewhere"]:
+    if not recipe.generation.use_vllm:
+        return "transformers"
+    return "vllm" if recipe.generation.vllm_mode == "colocate" else "elsewhere"
+
+
+def _vllm_share(recipe: Recipe, device: torch.device) -> int:
+    """Bytes of the GPU that vLLM takes beside the trainer; 0 on a CPU."""
+    import torch
+
+    if device.type != "cuda" or _sampler(recipe) != "vllm":
+        return 0
+    return round(recipe.generation.vllm_gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory)
 
 
 def saved_checkpoints(recipe: Recipe, total_steps: int, steps_per_epoch: float) -> int:

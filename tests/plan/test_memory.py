@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from rloo_cli.cli.app import exit_code_of
 from rloo_cli.plan.memory import ModelShape, Workload, estimate_disk, estimate_memory, model_shape
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -44,6 +45,25 @@ def test_what_a_parameter_costs():
     assert (terms["weights"], terms["gradients"], terms["optimizer"], terms["decode copy"]) == (400e6, 400e6, 800e6, 200e6)
     assert terms["reference"] == 2 * (SHAPE.parameters - SHAPE.embedding_parameters) + 4 * SHAPE.embedding_parameters
     assert terms["kv cache"] == (4 * 100 + 32 * 256) * 12 * 2 * 2 * 64 * 2
+
+
+def test_vllm_samples_with_memory_of_its_own():
+    terms = estimate_memory(SHAPE, replace(WORK, sampler="vllm"))
+    assert (terms["decode copy"], terms["kv cache"]) == (0, 0)
+    assert terms["vllm"] == 2 * (2 * 100e6 + 64 * (100 + 256) * 12 * 2 * 2 * 64)
+    assert estimate_memory(SHAPE, replace(WORK, sampler="vllm", low_precision=False))["vllm"] == 2 * terms["vllm"]
+    assert estimate_memory(SHAPE, replace(WORK, sampler="vllm", vllm_share=10**10))["vllm"] == 10**10
+    elsewhere = estimate_memory(SHAPE, replace(WORK, sampler="elsewhere"))
+    assert (elsewhere["decode copy"], elsewhere["kv cache"], elsewhere["vllm"]) == (0, 0, 0)
+
+
+def test_plan_tells_what_vllm_takes(capsys):
+    def memory(*settings):
+        assert exit_code_of(["plan", str(ROOT / "recipes/quickstart.yaml"), "--json", *settings]) == 0
+        return json.loads(capsys.readouterr().out)["memory"]["bytes"]
+
+    monolith, server = memory(), memory("--set", "use_vllm=true", "--set", "vllm_mode=server")
+    assert monolith["vllm"] == server["vllm"] == server["kv cache"] == 0 < monolith["kv cache"]
 
 
 @pytest.mark.parametrize(
