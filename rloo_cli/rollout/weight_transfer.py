@@ -139,10 +139,14 @@ class GroupTransfer:
     async def _broadcast(self, group: Any, tensor: torch.Tensor, answer: asyncio.Future[Any]) -> None:
         try:
             work = group.broadcast([tensor], from_trainer())
+            answered: float | None = None
             while not work.is_completed():
                 if answer.done():
                     answer.result()
-                    raise TransientFault("the server answered before it had all weights")
+                    # The last worker may answer before gloo tells us that our own part is done.
+                    answered = answered or time.monotonic()
+                    if time.monotonic() - answered > GRACE_SECONDS:
+                        raise TransientFault("the server answered before it had all weights")
                 await asyncio.sleep(POLL_SECONDS)
             work.wait()
         except RuntimeError as error:
