@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
 
 from rloo_cli.errors import EngineError, NonFiniteError
 from rloo_cli.types import Completion, Prompt
+
+if TYPE_CHECKING:
+    from rloo_cli.training.experience import Experience
+    from rloo_cli.training.microbatches import ScoringBatch
 
 
 def row_error(
@@ -78,3 +85,29 @@ def _are_finite(values: Sequence[float]) -> bool:
         return all(map(math.isfinite, values))
     except TypeError:
         return False
+
+
+def refuse_non_finite(logp_N: torch.Tensor, batch: ScoringBatch, experience: Experience, step: int, what: str) -> None:
+    """Raise NonFiniteError naming row and token where a log-prob of a micro-batch is NaN or infinite."""
+    finite_N = torch.isfinite(logp_N)
+    if finite_N.all():
+        return
+    n = int((~finite_N).nonzero()[0])
+    b, width = int(batch.row_N[n]), experience.num_generations
+    raise row_error(
+        step=step,
+        place=what,
+        value=logp_N[n].item(),
+        row=batch.rows[b],
+        num_generations=width,
+        prompt=experience.groups[batch.rows[b] // width].prompt,
+        token=n - int((batch.row_N < b).sum()),
+    )
+
+
+def refuse_non_finite_metrics(found: Mapping[str, float], step: int) -> None:
+    """A metric that cannot be recorded stops the step before the weights have moved."""
+    for name, value in found.items():
+        if not math.isfinite(value):
+            message = f"step {step}: {name}, over the rows of the pass, is {value}; nothing was updated."
+            raise NonFiniteError(message, place=name, value=value)

@@ -8,9 +8,8 @@ slices that later steps use, and every row where a group is cut or advantages ar
 from __future__ import annotations
 
 import logging
-import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -34,10 +33,11 @@ from rloo_cli.training.microbatches import (
     filler,
     share_rows,
 )
-from rloo_cli.training.non_finite import row_error
+from rloo_cli.training.non_finite import refuse_non_finite, refuse_non_finite_metrics
 from rloo_cli.training.optimizer import OptimizerAndSchedule
 from rloo_cli.training.pass_metrics import PassMetrics, summarise
 from rloo_cli.training.policy import Policy
+from rloo_cli.training.rows import put, record_old, sampled_logprobs, select_rows, take
 from rloo_cli.training.strategy import Strategy
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class Updater:
         experience = replace(experience, advantage_PG=self._known_advantages(experience))
         self.ranks.check(self.stop)
         found = summarise(self.ranks.gather(metrics.sums()), off_policy=self.settings.off_policy and not self.settings.is_stale)
-        _refuse_non_finite_metrics(found, step)
+        refuse_non_finite_metrics(found, step)
         row = self._step_optimizer(step)
         seconds = {"perf/seconds/train": time.perf_counter() - started - self.scoring_seconds}
         if self.scoring_seconds:
@@ -234,7 +234,7 @@ class Updater:
         """Rows whose gradient may differ from 0, or whose KL is still needed."""
         advantage_PG = self._known_advantages(experience)
         wanted_PG = experience.is_scored_PG & torch.where(advantage_PG.isnan(), True, (advantage_PG != 0) & ~self._is_masked(experience))
-        return _select_rows(experience, groups, wanted_PG)
+        return select_rows(experience, groups, wanted_PG)
 
     def _known_advantages(self, experience: Experience) -> torch.Tensor:
         """[P, G]; NaN for scored rows of groups whose KL is not known yet."""
@@ -268,8 +268,8 @@ class Updater:
                 logp_N, _ = self.policy(batch)
                 ref_logp_N = None if self.reference is None else self.reference(batch)[0]
                 if not is_filler:
-                    _refuse_non_finite(logp_N, batch, experience, step, "log-prob of the policy")
-                    experience = _record_old(experience, batch, logp_N)
+                    refuse_non_finite(logp_N, batch, experience, step, "log-prob of the policy")
+                    experience = record_old(experience, batch, logp_N)
                     experience = self._in_hand = self._record_kl(experience, batch, logp_N, ref_logp_N, step)
         return experience
 
@@ -278,7 +278,7 @@ class Updater:
             return True
         if self.reference is None:
             return False
-        rows = _select_rows(experience, self._groups_of_slice(experience, 0), experience.is_scored_PG)
+        rows = select_rows(experience, self._groups_of_slice(experience, 0), experience.is_scored_PG)
         pieces = [
             micro_batch
             for share in share_rows(rows, self.ranks.world_size)
@@ -291,9 +291,9 @@ class Updater:
     ) -> Experience:
         if ref_logp_N is None:
             return experience
-        _refuse_non_finite(ref_logp_N, batch, experience, step, "log-prob of the reference model")
+        refuse_non_finite(ref_logp_N, batch, experience, step, "log-prob of the reference model")
         kl_B = sequence_kl(logp_N, ref_logp_N, batch.row_N, len(batch.rows))
-        return replace(experience, kl_PG=_put(experience.kl_PG, batch.rows, kl_B))
+        return replace(experience, kl_PG=put(experience.kl_PG, batch.rows, kl_B))
 
     # The differentiated pass
 
@@ -338,20 +338,20 @@ class Updater:
         first_use: bool,
     ) -> tuple[Experience, torch.Tensor]:
         """The experience with what the forward pass told, and the micro-batch's share of the loss."""
-        _refuse_non_finite(logp_N, batch, experience, step, "log-prob of the policy")
+        refuse_non_finite(logp_N, batch, experience, step, "log-prob of the policy")
         experience = self._record_kl(experience, batch, logp_N, ref_logp_N, step)
         if first_use and not self.settings.active_dropout:
-            experience = _record_old(experience, batch, logp_N)
-        advantage_B = _take(self._known_advantages(experience).masked_fill(self._is_masked(experience), 0.0), batch.rows).to(logp_N.device)
+            experience = record_old(experience, batch, logp_N)
+        advantage_B = take(self._known_advantages(experience).masked_fill(self._is_masked(experience), 0.0), batch.rows).to(logp_N.device)
         logp_B = sum_by_row(logp_N, batch.row_N, len(batch.rows))
-        sampler_B = _take(experience.sampler_logp_PG, batch.rows).to(logp_B)
+        sampler_B = take(experience.sampler_logp_PG, batch.rows).to(logp_B)
         weight_B = importance_weights(logp_B, sampler_B, self._correction(), self.algorithm.importance_sampling_cap)
         loss = self._loss(logp_B, advantage_B, weight_B, n, experience, batch, metrics)
         if not torch.isfinite(loss):
             raise self._loss_error(loss, advantage_B.to(logp_B) * logp_B, batch, experience, step)
         metrics.add(loss, entropy_N)
         if first_use:
-            metrics.add_sampler_gap(logp_N, _sampled_logprobs(experience, batch), logp_B, sampler_B)
+            metrics.add_sampler_gap(logp_N, sampled_logprobs(experience, batch), logp_B, sampler_B)
         return experience, loss
 
     def _correction(self) -> Literal["none", "truncate", "mask"]:
@@ -372,7 +372,7 @@ class Updater:
             return reinforce_loss(logp_B, advantage_B, n, weight_B)
         low = self.algorithm.epsilon
         high = low if self.algorithm.epsilon_high is None else self.algorithm.epsilon_high
-        ratio_B = sequence_ratio(logp_B, _take(experience.old_logp_PG, batch.rows).to(logp_B))
+        ratio_B = sequence_ratio(logp_B, take(experience.old_logp_PG, batch.rows).to(logp_B))
         metrics.add_clipped(is_clipped(ratio_B.detach(), advantage_B, epsilon=low, epsilon_high=high))
         return clipped_loss(ratio_B, advantage_B, n, epsilon=low, epsilon_high=high, weight_B=weight_B)
 
@@ -403,74 +403,6 @@ class Updater:
 
 class _OutOfMemoryError(RlooError):
     """The pass did not fit; a smaller micro-batch may."""
-
-
-def _select_rows(experience: Experience, groups: Iterable[int], wanted_PG: torch.Tensor) -> list[GroupRows]:
-    """The wanted rows of each group; groups without any are left out."""
-    width = experience.num_generations
-    wanted = wanted_PG.tolist()
-    selected = []
-    for p in groups:
-        members = [g for g in range(width) if wanted[p][g]]
-        if members:
-            group = experience.groups[p]
-            selected.append(
-                GroupRows(
-                    group=p,
-                    prompt_ids=group.prompt.token_ids,
-                    rows=tuple(p * width + g for g in members),
-                    completion_ids=tuple(group.completions[g].token_ids for g in members),
-                )
-            )
-    return selected
-
-
-def _take(value_PG: torch.Tensor, rows: Sequence[int]) -> torch.Tensor:
-    return value_PG.flatten()[list(rows)]
-
-
-def _put(value_PG: torch.Tensor, rows: Sequence[int], value_B: torch.Tensor) -> torch.Tensor:
-    flat = value_PG.flatten().clone()
-    flat[list(rows)] = value_B.to(flat)
-    return flat.view_as(value_PG)
-
-
-def _record_old(experience: Experience, batch: ScoringBatch, logp_N: torch.Tensor) -> Experience:
-    # Summed exactly as the loss sums it, so that the ratio of an unchanged policy is exactly 1.
-    logp_B = sum_by_row(logp_N.detach(), batch.row_N, len(batch.rows))
-    return replace(experience, old_logp_PG=_put(experience.old_logp_PG, batch.rows, logp_B))
-
-
-def _sampled_logprobs(experience: Experience, batch: ScoringBatch) -> torch.Tensor:
-    """The engine's log-prob of every completion token of the micro-batch, [N]."""
-    width = experience.num_generations
-    values = [v for row in batch.rows for v in experience.groups[row // width].completions[row % width].logprobs]
-    return torch.tensor(values, device=batch.row_N.device)
-
-
-def _refuse_non_finite(logp_N: torch.Tensor, batch: ScoringBatch, experience: Experience, step: int, what: str) -> None:
-    finite_N = torch.isfinite(logp_N)
-    if finite_N.all():
-        return
-    n = int((~finite_N).nonzero()[0])
-    b, width = int(batch.row_N[n]), experience.num_generations
-    raise row_error(
-        step=step,
-        place=what,
-        value=logp_N[n].item(),
-        row=batch.rows[b],
-        num_generations=width,
-        prompt=experience.groups[batch.rows[b] // width].prompt,
-        token=n - int((batch.row_N < b).sum()),
-    )
-
-
-def _refuse_non_finite_metrics(found: Mapping[str, float], step: int) -> None:
-    """A metric that cannot be recorded stops the step before the weights have moved."""
-    for name, value in found.items():
-        if not math.isfinite(value):
-            message = f"step {step}: {name}, over the rows of the pass, is {value}; nothing was updated."
-            raise NonFiniteError(message, place=name, value=value)
 
 
 def _is_out_of_memory(error: BaseException) -> bool:
