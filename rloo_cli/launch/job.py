@@ -54,6 +54,7 @@ def dump_job(job: Job) -> str:
     loaded = job.checked.loaded
     document = {
         "recipe": loaded.recipe.model_dump(mode="json"),
+        "num_processes": loaded.num_processes,
         "path": str(loaded.path),
         "source_text": loaded.source_text,
         "places": _places(loaded),
@@ -84,8 +85,7 @@ def read_job(text: str, *, rank: int) -> Job:
 def _job(document: Mapping[str, Any], rank: int) -> Job:
     recipe = Recipe.model_validate_json(json.dumps(document["recipe"]))
     places, path, code_dir = document["places"], document["path"], Path(document["code_dir"])
-    count = recipe.run.num_processes
-    assert count != "auto"
+    count = document["num_processes"]
     loaded = LoadedRecipe(
         recipe=recipe,
         path=Path(path),

@@ -100,12 +100,18 @@ def train_rank(job: Job, stop: StopSignal) -> None:
                 prepared = prepare(job.checked, rewards, trust_remote_code=job.trust_remote_code)
             for notice in prepared.notices:
                 _say(console, f"note: {notice}")
+            prepared = replace(prepared, recipe=_with_processes(prepared.recipe, job.world_size))
             if job.is_main:
                 job.folder.prepare()
             checkpoint, prepared = _resumed(prepared, job, console)
             if job.world_size > 1:
                 join_others(job)
         _train(prepared, job, checkpoint, console, stop)
+
+
+def _with_processes(recipe: Recipe, count: int) -> Recipe:
+    """The recipe with what `run.num_processes: auto` is here, as the run keeps it."""
+    return recipe.model_copy(update={"run": recipe.run.model_copy(update={"num_processes": count})})
 
 
 @contextlib.contextmanager

@@ -35,7 +35,7 @@ class LoadedRecipe:
     notices: tuple[str, ...]
     """Lines about what works and may not be expected; nothing was printed."""
     num_processes: int
-    """That train: as asked for, or what `run.num_processes: auto` is here; the recipe has the number too."""
+    """That train: as asked for, or what `run.num_processes: auto` is here."""
     batch: BatchPlan
     locate: Callable[[str], str]
     """`rewards[0].function` → `recipes/my.yaml:9:5`; the nearest place above it for what was left out."""
@@ -77,7 +77,6 @@ def load_recipe(
     recipe = draft.recipe()
     if num_processes is None:
         num_processes = process_count(recipe.run.num_processes, environ, use_vllm=recipe.generation.use_vllm)
-    recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"num_processes": num_processes})})
     if check_reward is not None:
         draft.check_rewards(recipe, check_reward)
     notices = [*settings.notices, *draft.check_other_keys(), *draft.check_rules(recipe, num_processes)]
