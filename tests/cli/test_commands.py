@@ -270,7 +270,7 @@ def test_a_signal_saves_and_resume_goes_on(tmp_path, capsys):
     assert process.returncode == 75, errors
     what, how = errors.splitlines()[-2:]
     assert what.startswith("stopped by SIGTERM: step")
-    assert how.startswith("rloo train smoke --set max_steps=500")
+    assert how.startswith("  rloo train smoke --set max_steps=500")
     assert how.endswith(f"--output-dir {folder} --resume")
     steps = len((folder / "metrics.jsonl").read_text().splitlines())
     assert (
