@@ -286,7 +286,8 @@ class VllmServerEngine:
         self._refusals += fault.status == 500
         if self._refusals >= REFUSALS:
             raise EngineError(
-                f"vLLM server {self.address} refuses the weights of step {self.weights_version}: {fault.cause}; its output tells more"
+                f"vLLM server {self.address} refuses the weights of step {self.weights_version}: {fault.cause}; its output tells more. "
+                "Restart it before it is used again"
             ) from fault
 
     # --- completions ----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from rloo_cli.errors import EngineError
-from rloo_cli.rollout.server_client import ServerClient, TransientFault
+from rloo_cli.rollout.server_client import ServerClient
 from rloo_cli.rollout.weight_transfer import Tensors, Transfer
 
 STEP_SECONDS = 30.0
@@ -27,32 +27,12 @@ async def push_weights(client: ServerClient, transfer: Transfer, tensors: Tensor
         EngineError: the server refused; its words are in the message.
     """
     await _step(client, "/pause?mode=keep")
-    await _start(client)
+    await _step(client, "/start_weight_update")
     await transfer.send(client, tensors)
     await _step(client, "/finish_weight_update", {"weight_version": str(version)})
     transfer.sent()
     await _reset_prefix_cache(client)
     await _step(client, "/resume")
-
-
-async def _start(client: ServerClient) -> None:
-    """Begin an update; one that a trainer before left open is abandoned."""
-    try:
-        await _step(client, "/start_weight_update")
-    except TransientFault as fault:
-        if fault.status is None:
-            raise
-        await _abandon(client)
-        await _step(client, "/start_weight_update")
-
-
-async def _abandon(client: ServerClient) -> None:
-    """End an open update: vLLM closes it when its transfer engine raises, which ours does when asked to."""
-    try:
-        await _step(client, "/update_weights", {"update_info": {"abandon": True}})
-    except TransientFault as fault:
-        if fault.status is None:
-            raise
 
 
 async def _reset_prefix_cache(client: ServerClient) -> None:

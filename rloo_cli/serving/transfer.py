@@ -39,13 +39,11 @@ class InitInfo(WeightTransferInitInfo):
 class UpdateInfo(WeightTransferUpdateInfo):
     """What comes now."""
 
-    plan: dict[str, Any] | None = None
+    plan: dict[str, Any]
     path: str | None = None
     """Of a safetensors file; None = by broadcast."""
     checksums: list[int] | None = None
     """Of each buffer in the file; those of a broadcast follow their buffer."""
-    abandon: bool = False
-    """End an update that was left open, and load nothing."""
 
 
 class RlooTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
@@ -99,8 +97,6 @@ class RlooTransferEngine(WeightTransferEngine[InitInfo, UpdateInfo]):
 
     def receive_weights(self, update_info: UpdateInfo) -> None:
         """Take every buffer, check it, and load its tensors."""
-        if update_info.abandon or update_info.plan is None:
-            raise RuntimeError("the update was abandoned; nothing was loaded")
         plan = Plan(**update_info.plan)
         buffers = self._from_trainer(plan) if update_info.path is None else _from_file(Path(update_info.path), plan, update_info.checksums)
         for chunk, (buffer, expected) in zip(plan.chunks(), buffers, strict=True):
