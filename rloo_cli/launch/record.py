@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import sys
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -64,10 +65,17 @@ def lost_neighbours_told() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not any(COMMUNICATION in frame.filename for frame in traceback.extract_tb(error.__traceback__)):
+        if not _is_of_communication(error):
             raise
         line = (str(error).splitlines() or [""])[0][:SHOWN_CHARACTERS]
         raise NeighbourError(f"another process of the run is gone ({type(error).__name__}: {line})") from error
+
+
+def _is_of_communication(error: RuntimeError) -> bool:
+    """Whether it is an error of torch.distributed's own, or was raised in there: gloo raises plain ones."""
+    distributed = sys.modules.get("torch.distributed")
+    is_own = distributed is not None and isinstance(error, distributed.DistError)
+    return is_own or any(COMMUNICATION in frame.filename for frame in traceback.extract_tb(error.__traceback__))
 
 
 def exit_code_of(error: BaseException | None) -> int:

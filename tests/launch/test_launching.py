@@ -1,0 +1,154 @@
+"""What is decided before processes start, and what their ends are made into."""
+
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+
+from rloo_cli.errors import LostRankError, NeighbourError, RefusedError, RewardError, StoppedError
+from rloo_cli.launch.endings import Ending, error_of, last_line
+from rloo_cli.launch.given import Place, place_of
+from rloo_cli.launch.job import Job, dump_job, read_job
+from rloo_cli.launch.processes import environments
+from rloo_cli.launch.record import lost_neighbours_told
+from rloo_cli.plan.prepare import check_recipe
+from rloo_cli.recipe.processes import process_count, visible_gpus
+from rloo_cli.run.environment import usable_cores
+from rloo_cli.run.folder import RunFolder
+from rloo_cli.run.logs import RankReport
+
+
+def ending(rank, returncode, reason=None, *, neighbour=False, killed=False):
+    report = None if reason is None else RankReport(rank=rank, exit_code=returncode, reason=reason, neighbour=neighbour)
+    return Ending(rank=rank, returncode=returncode, was_killed=killed, report=report)
+
+
+ENDINGS = {
+    "a rank's own error": (
+        [ending(0, 9, "rank 1 ended the run", neighbour=True), ending(1, 4, "the reward failed")],
+        RewardError,
+        "the reward failed",
+    ),
+    "killed": (
+        [ending(0, 9, "a rank is gone", neighbour=True), ending(1, -9)],
+        LostRankError,
+        "rank 1 on .* was ended by SIGKILL without a word",
+    ),
+    "segfault first": ([ending(1, -11), ending(0, 4, "the reward failed")], LostRankError, "rank 1 on .* was ended by SIGSEGV"),
+    "ended by user code": ([ending(1, 3)], LostRankError, "rank 1 on .* ended with exit code 3 without a word"),
+    "the others are killed": ([ending(1, 4, "the reward failed"), ending(0, -9, killed=True)], RewardError, "the reward failed"),
+    "a bug": ([ending(1, 1, "KeyError: 'x'")], LostRankError, r"rank 1 on .*: KeyError: 'x' \(traceback in .*train-rank-1.log\)"),
+    "stopped": ([ending(1, 75, "stopped: 1"), ending(0, 75, "stopped: 0")], StoppedError, "stopped: 0"),
+    "stopped and hung": ([ending(1, 75, "stopped: 1"), ending(0, -9, killed=True)], StoppedError, "stopped: 1"),
+    "failed while stopping": ([ending(1, 75, "stopped"), ending(0, 4, "the reward failed")], RewardError, "the reward failed"),
+    "neighbours alone": (
+        [ending(0, 9, "gone", neighbour=True), ending(1, 9, "gone", neighbour=True)],
+        LostRankError,
+        "lost each other; rank 0 first: gone",
+    ),
+    "hung at the end": ([ending(0, 0, ""), ending(1, -9, killed=True)], LostRankError, "lost each other; rank 1 first"),
+}
+
+
+@pytest.mark.parametrize("case", list(ENDINGS))
+def test_the_error_is_that_of_the_first_rank_whose_failure_was_its_own(case, tmp_path):
+    endings, kind, says = ENDINGS[case]
+    error = error_of(endings, tmp_path)
+    assert type(error) is kind
+    with pytest.raises(kind, match=says):
+        raise error
+    assert error.exit_code != NeighbourError.exit_code
+
+
+def test_ranks_that_all_trained_to_the_end_are_no_error(tmp_path):
+    assert error_of([ending(1, 0, ""), ending(0, 0, "")], tmp_path) is None
+
+
+def test_the_last_line_of_a_log_is_told(tmp_path):
+    (tmp_path / "a.log").write_text("x\n" * 9000 + "Fatal Python error: Segmentation fault\n\n")
+    assert last_line(tmp_path / "a.log") == "Fatal Python error: Segmentation fault"
+    assert last_line(tmp_path / "none.log") == ""
+
+
+def test_each_rank_gets_its_place_and_its_share_of_the_cores():
+    first, second = environments(2, {"HOME": "/x"}, gpus=0)
+    assert (first["RANK"], first["LOCAL_RANK"], second["RANK"], second["LOCAL_RANK"]) == ("0", "0", "1", "1")
+    assert first["WORLD_SIZE"] == second["LOCAL_WORLD_SIZE"] == "2"
+    assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == ("127.0.0.1", second["MASTER_PORT"])
+    assert first["OMP_NUM_THREADS"] == str(max(1, usable_cores() // 2))
+    assert (first["ACCELERATE_USE_CPU"], first["HOME"]) == ("true", "/x")
+    with_gpus, _ = environments(2, {"OMP_NUM_THREADS": "7"}, gpus=2)
+    assert with_gpus["OMP_NUM_THREADS"] == "7"
+    assert "ACCELERATE_USE_CPU" not in with_gpus
+
+
+@pytest.mark.parametrize(
+    ("environ", "count"),
+    [({}, 3), ({"CUDA_VISIBLE_DEVICES": "0,2"}, 2), ({"CUDA_VISIBLE_DEVICES": ""}, 0), ({"CUDA_VISIBLE_DEVICES": "1,-1,0"}, 1)],
+)
+def test_visible_gpus_are_counted_without_cuda(tmp_path, environ, count):
+    for name in ("nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "null"):
+        (tmp_path / name).touch()
+    assert visible_gpus(environ, tmp_path) == count
+
+
+def test_as_many_processes_as_asked_for_and_one_where_nothing_is_said_on_a_cpu():
+    hidden = {"CUDA_VISIBLE_DEVICES": ""}
+    assert process_count(3, hidden, use_vllm=False) == 3
+    assert process_count("auto", hidden, use_vllm=False) == 1
+
+
+@pytest.mark.parametrize(
+    ("environ", "place"),
+    [
+        ({}, None),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2)),
+        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, Place(1, 2)),
+    ],
+)
+def test_a_launchers_environment_says_which_process_this_is(environ, place):
+    assert place_of(environ) == place
+
+
+@pytest.mark.parametrize(
+    ("more", "says"),
+    [
+        ({"LOCAL_WORLD_SIZE": "1"}, "several machines"),
+        ({"WORLD_SIZE": "two"}, "no number"),
+        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "ACCELERATE_USE_DEEPSPEED is set"),
+        ({"ACCELERATE_USE_FSDP": "true"}, "ACCELERATE_USE_FSDP is set"),
+    ],
+)
+def test_what_a_launcher_may_want_and_this_version_cannot_is_refused(more, says):
+    with pytest.raises(RefusedError, match=says):
+        place_of({"RANK": "0", "WORLD_SIZE": "2", **more})
+
+
+def test_a_rank_is_told_all_that_was_decided(tmp_path):
+    checked = check_recipe("smoke", overrides=["run.num_processes=2", "temperature=0.5"])
+    job = Job(
+        checked=checked,
+        folder=RunFolder(tmp_path / "run"),
+        resume=Path("checkpoints/000004"),
+        attempt=tmp_path / "logs",
+        command=("rloo", "train"),
+        trust_remote_code=False,
+        quiet=False,
+        notes=("note: a",),
+    )
+    told = read_job(dump_job(job), rank=1)
+    assert told.checked.loaded.recipe == checked.loaded.recipe
+    assert told.checked.loaded.batch == checked.loaded.batch
+    assert told.checked.sources == checked.sources
+    assert told.checked.loaded.locate("rewards[1].function") == checked.loaded.locate("rewards[1].function")
+    assert (told.world_size, told.rank, told.is_main, told.quiet) == (2, 1, False, True)
+    assert (told.folder, told.resume, told.attempt, told.notes) == (job.folder, job.resume, job.attempt, job.notes)
+
+
+def test_what_torch_says_of_a_lost_neighbour_is_not_taken_for_a_fault_of_this_rank():
+    with pytest.raises(RuntimeError, match="ours"), lost_neighbours_told():
+        raise RuntimeError("ours")
+    with pytest.raises(NeighbourError, match="another process of the run is gone"), lost_neighbours_told():
+        dist.TCPStore("127.0.0.1", 1, timeout=timedelta(milliseconds=50))
