@@ -129,7 +129,9 @@ REWARD_FAULTS = {
     "rewards:\n  - weight: 1": ["6:5: rewards[0].function: required: the dotted import path of the function."],
     "rewards:\n  - model: x/y": ["6:5: rewards[0].model: reward models are not in this version; name a function."],
     "rewards:\n  - functoin: a.b": ["6:5: rewards[0].functoin: unknown field. Did you mean `function`?"],
-    "rewards:\n  - function: a-b.c": ["6:15: rewards[0].function: 'a-b.c' is no dotted import path such as my_rewards.exact, function `exact` of my_rewards.py."],
+    "rewards:\n  - function: a-b.c": [
+        "6:15: rewards[0].function: 'a-b.c' is no dotted import path such as my_rewards.exact, function `exact` of my_rewards.py."
+    ],
     "rewards:\n  - {function: a.b, timeout: 0}": ["6:30: rewards[0].timeout: must be above 0, got 0."],
     "rewards:\n  - {function: a.b, on_error: skip}": ["6:31: rewards[0].on_error: expected one of `stop`, `unscored`, got 'skip'."],
     "rewards:\n  - {function: a.b, env: [A-B]}": ["6:26: rewards[0].env: 'A-B' is no name of an environment variable."],

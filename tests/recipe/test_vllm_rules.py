@@ -68,4 +68,6 @@ def test_paths_of_the_server_take_variables():
 
 
 def test_vllm_takes_one_process_yet():
-    assert lines_of(VALID + "use_vllm: true\n", processes=2)[0].startswith("7:11: generation.use_vllm: not in this version with 2 processes")
+    assert lines_of(VALID + "use_vllm: true\n", processes=2)[0].startswith(
+        "7:11: generation.use_vllm: not in this version with 2 processes"
+    )
