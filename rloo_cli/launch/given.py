@@ -59,6 +59,8 @@ def place_of(environ: Mapping[str, str]) -> Place | None:
         return None
     if local != place.world_size:
         raise RefusedError(f"{place.world_size} processes on several machines: this version trains in the processes of one ({local} here).")
+    if environ.get("MASTER_PORT") == "0":
+        raise RefusedError("the launcher names no port to meet at (MASTER_PORT is 0): give it one, or say `torchrun --standalone`.")
     refuse_sharded(environ)
     return place
 

@@ -117,6 +117,7 @@ def test_a_launchers_environment_says_which_process_this_is(environ, place):
     [
         ({"LOCAL_WORLD_SIZE": "1"}, "several machines"),
         ({"WORLD_SIZE": "two"}, "no number"),
+        ({"MASTER_PORT": "0"}, "no port"),
         ({"ACCELERATE_USE_DEEPSPEED": "true"}, "ACCELERATE_USE_DEEPSPEED is set"),
         ({"ACCELERATE_USE_FSDP": "true"}, "ACCELERATE_USE_FSDP is set"),
     ],

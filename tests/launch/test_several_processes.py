@@ -154,7 +154,7 @@ def test_the_error_of_a_rank_is_the_commands(tmp_path):
     done = run(arguments(tmp_path / "run", "--num-processes", "2", "--code-dir", str(tmp_path), settings=[rewards, "save_steps=1"]))
     assert done.returncode == 4, done.stderr
     assert "enough" in done.stderr
-    assert "mine.score" in done.stderr
+    assert "mine.py:2" in done.stderr
     reports = [json.loads((RunFolder(tmp_path / "run").attempt(1) / f"rank-{rank}.json").read_text()) for rank in range(2)]
     assert {report["exit_code"] for report in reports} <= {4, 9}
 
@@ -173,7 +173,7 @@ def test_wrong_data_leaves_no_folder_and_is_told_once(tmp_path):
 def test_a_launcher_of_the_users_own_trains_the_same(whole, tmp_path):
     words = arguments(tmp_path / "run")
     _, options = rloo(words)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", "0", "-m", "rloo_cli"]
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "rloo_cli"]
     done = subprocess.run([*launcher, *words], capture_output=True, timeout=300, **options)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("done:") == 1
@@ -187,9 +187,10 @@ def test_a_batch_that_does_not_divide_is_refused_before_anything_starts(tmp_path
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_that_changes_a_step_is_refused_on_resume(tmp_path, capsys):
-    settings = ["prompts_per_step=null", "per_device_train_batch_size=8", "eval_strategy=no", "max_steps=1"]
+    settings = ["prompts_per_step=null", "per_device_train_batch_size=8", "lr_scheduler_type=constant", "max_steps=1"]
     assert exit_code_of(arguments(tmp_path / "run", settings=settings)) == 0
-    more = [*settings, "max_steps=2", "lr_scheduler_type=constant"]
+    more = [*settings, "max_steps=2"]
     assert exit_code_of(arguments(tmp_path / "run", "--num-processes", "2", "--resume", settings=more)) == 2
     assert "has 8 completions, and on 2 process(es) it would have 16" in capsys.readouterr().err
