@@ -32,6 +32,11 @@ class Ending:
     """What it left; None = it died without a word."""
 
     @property
+    def exit_code(self) -> int:
+        """What its report says, since a signal may still come when all is done; else the process' own."""
+        return self.returncode if self.report is None else self.report.exit_code
+
+    @property
     def is_neighbour(self) -> bool:
         """Whether it ended because another did."""
         return self.was_killed or (self.report is not None and self.report.neighbour)
@@ -44,10 +49,10 @@ def error_of(endings: Sequence[Ending], attempt: Path) -> RlooError | None:
         endings: in the order in which the ranks ended.
         attempt: the log folder.
     """
-    failed = [ending for ending in endings if ending.returncode or ending.was_killed]
+    failed = [ending for ending in endings if ending.exit_code or ending.was_killed]
     own = [ending for ending in failed if not ending.is_neighbour]
     silent = [ending for ending in own if ending.report is None]
-    stopped = [ending for ending in own if ending.returncode == StoppedError.exit_code]
+    stopped = [ending for ending in own if ending.exit_code == StoppedError.exit_code]
     told = [ending for ending in own if ending not in silent and ending not in stopped]
     for ending in [*silent, *told, *sorted(stopped, key=lambda ending: ending.rank)]:
         return _own_error(ending, attempt)

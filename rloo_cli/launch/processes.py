@@ -133,7 +133,7 @@ class _Ranks:
             ended = self._collect()
             if ended and deadline == float("inf"):
                 deadline = time.monotonic() + GRACE_SECONDS
-            if any(ending.returncode == StoppedError.exit_code for ending in ended):
+            if any(ending.exit_code == StoppedError.exit_code for ending in ended):
                 self._forward("SIGTERM")  # it may have heard the signal alone, and before there was a group to agree in
             if time.monotonic() > deadline and self._running:
                 logger.warning("ranks %s did not end within %.0f s of the first, and are killed", sorted(self._running), GRACE_SECONDS)

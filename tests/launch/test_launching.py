@@ -61,6 +61,15 @@ def test_the_error_is_that_of_the_first_rank_whose_failure_was_its_own(case, tmp
     assert error.exit_code != NeighbourError.exit_code
 
 
+def test_a_signal_after_a_rank_has_told_its_end_changes_nothing(tmp_path):
+    def late(rank, code):
+        report = RankReport(rank=rank, exit_code=code, reason="stopped" if code else "")
+        return Ending(rank=rank, returncode=-15, was_killed=False, report=report)
+
+    assert error_of([late(1, 0), late(0, 0)], tmp_path) is None
+    assert type(error_of([late(1, 75), late(0, 75)], tmp_path)) is StoppedError
+
+
 def test_ranks_that_all_trained_to_the_end_are_no_error(tmp_path):
     assert error_of([ending(1, 0, ""), ending(0, 0, "")], tmp_path) is None
 
