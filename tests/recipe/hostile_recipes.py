@@ -324,9 +324,10 @@ def _fault(code: int, out: str, err: str) -> str:
     bad = next((line for line in [*out.split("\n"), *err.split("\n")] if visible(line) != line), None)
     if bad is not None:
         return f"control characters on the terminal: {bad[:200]!r}"
-    lines = err.rstrip("\n").split("\n")
+    lines = [line for line in err.splitlines() if not re.match(r"(error: )?\d+ errors\. ", line)]
     stray = next(
-        (line for line in lines[:-1] if not re.match(r"(error: )?([^:]+:\d+:\d+|--set .*|[^:]+\.yaml|… and \d+ more)[:.]", line)), None
+        (line for line in lines if not re.match(r"(error: )?([^:]+:\d+:\d+|--set .*|[^:]+\.yaml|… and \d+ more)[:.]", line)),
+        None,
     )
     return f"a line without a place: {stray[:200]!r}" if stray is not None else ""
 

@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.load import LoadedRecipe, load_recipe
@@ -29,3 +30,8 @@ def lines_of(text: str | bytes, *overrides: str, processes: int = 1, environ: di
     except RecipeError as error:
         return [re.sub(r"^r\.yaml:(?=\d)", "", line) for line in error.message.split("\n")]
     raise AssertionError(f"no error; notices: {loaded.notices}")
+
+
+def faults_of(text: str | bytes, *overrides: str, **options: Any) -> list[str]:
+    """The lines that name a fault, without the one that counts them where there are several."""
+    return [line for line in lines_of(text, *overrides, **options) if not re.match(r"\d+ errors\. ", line)]

@@ -3,7 +3,7 @@ import sys
 import time
 
 import pytest
-from recipe_texts import VALID, lines_of, load
+from recipe_texts import VALID, faults_of, lines_of, load
 
 from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.load import load_recipe
@@ -164,7 +164,7 @@ def test_faults_of_rewards(rewards, expected):
 
 def test_control_characters_reach_no_terminal():
     text = VALID.replace("accuracy_reward", '"\\e[31m\\0"') + 'lr_scheduler_kwargs: {"\\a": 1}\n'
-    assert lines_of(text)[:-1] == [
+    assert faults_of(text) == [
         "6:15: rewards[0].function: '\\x1b[31m\\x00' is no dotted import path such as my_rewards.exact, function `exact` of my_rewards.py.",
         "7:29: training.lr_scheduler_kwargs.\\x07: no argument of the schedule `linear`; it takes none.",
     ]

@@ -1,5 +1,5 @@
 import pytest
-from recipe_texts import VALID, lines_of, load
+from recipe_texts import VALID, faults_of, lines_of, load
 
 ERRORS = {
     "reward_clip_range: [2, -2]": "7:20: algorithm.reward_clip_range: inverted: write [-2, 2].",
@@ -75,8 +75,8 @@ def test_a_rule_says_nothing_about_a_field_that_is_wrong_already():
 
 
 def test_rules_and_types_are_told_at_once():
-    lines = lines_of(VALID + "beta: x\nreward_clip_range: [1, 0]\nnum_generations: 3\n")
-    assert [line.split(": ")[1] for line in lines[:-1]] == ["algorithm.beta", "algorithm.reward_clip_range", "generation.num_generations"]
+    lines = faults_of(VALID + "beta: x\nreward_clip_range: [1, 0]\nnum_generations: 3\n")
+    assert [line.split(": ")[1] for line in lines] == ["algorithm.beta", "algorithm.reward_clip_range", "generation.num_generations"]
 
 
 def test_no_deadline_in_the_trainer_is_a_notice():

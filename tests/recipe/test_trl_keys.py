@@ -2,7 +2,7 @@ import dataclasses
 
 import pytest
 import yaml
-from recipe_texts import VALID, lines_of, load
+from recipe_texts import VALID, faults_of, lines_of, load
 
 from rloo_cli.recipe.fields import LEAVES
 from rloo_cli.recipe.trl_keys import OTHER_KEYS, RENAMED, TRL_KEYS, Treatment, different_defaults, known_key
@@ -126,7 +126,7 @@ REFUSALS = {
 
 @pytest.mark.parametrize(("text", "message"), REFUSALS.items(), ids=REFUSALS)
 def test_a_key_that_would_change_something_is_refused_with_the_reason(text, message):
-    lines = lines_of(VALID + text + "\n")[:-1]
+    lines = faults_of(VALID + text + "\n")
     assert lines == [f"7:{text.index(' ') + 2}: {message}"]
     assert "hf_secret" not in "".join(lines)
 
@@ -138,8 +138,8 @@ def test_a_secret_on_the_command_line_is_not_repeated():
 
 
 def test_keys_below_a_refused_switch_are_not_refused_again():
-    lines = lines_of(VALID + "use_peft: true\nlora_r: 64\nuse_dora: true\n")
-    assert [line.split(": ")[1] for line in lines[:-1]] == ["use_peft"]
+    lines = faults_of(VALID + "use_peft: true\nlora_r: 64\nuse_dora: true\n")
+    assert [line.split(": ")[1] for line in lines] == ["use_peft"]
 
 
 def test_a_later_layer_can_take_a_refused_key_back():
