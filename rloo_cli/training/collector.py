@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
-from rloo_cli.errors import NonFiniteError
+from rloo_cli.errors import EngineError, NonFiniteError
 from rloo_cli.rollout.engine import Engine, GenerationRequest, RandomKey, SamplingParams
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.rollouts import RolloutRow
 from rloo_cli.training.failed_batch import BatchInHand, unfinished_rows
 from rloo_cli.training.non_finite import check_completions, row_error
-from rloo_cli.types import Completion, Group, GroupRewards, Prompt, TrainerState
+from rloo_cli.types import Completion, FinishReason, Group, GroupRewards, Prompt, TrainerState
 
 if TYPE_CHECKING:
     from rloo_cli.rewards.runner import RewardRunner
@@ -106,6 +106,7 @@ class Collector:
                 batch.prompts[p], completions, step=batch.step, first_row=requests[index].first_row, num_generations=len(own[p])
             )
             texts = self.tokenizer.batch_decode([c.token_ids for c in completions], skip_special_tokens=True)
+            self._check_stop_strings(batch, p, completions, texts, params.stop)
             sampled[p] = RowsOfGroup(first=own[p].start, completions=completions, texts=tuple(texts))
             if len(own[p]) == batch.num_generations:
                 self._submit(batch, p, [sampled[p]])
@@ -117,6 +118,20 @@ class Collector:
 
         self.engine.generate(requests, params, key, on_group=finish, check_stop=between_tokens)
         return sampled
+
+    def _check_stop_strings(
+        self, batch: BatchInHand, p: int, completions: Sequence[Completion], texts: Sequence[str], stop: Sequence[str]
+    ) -> None:
+        """An engine with another tokenizer, as a server may have, ends rows by words that are not there."""
+        for completion, text in zip(completions, texts, strict=True):
+            if completion.finish_reason is not FinishReason.STOP_STRING or any(word in text for word in stop):
+                continue
+            whole = self.tokenizer.decode(list(completion.token_ids))
+            if not any(word in whole for word in stop):
+                raise EngineError(
+                    f"step {batch.step}: the engine ended a completion of prompt {batch.prompts[p].row} by a stop string that is not in it "
+                    f"({text[-40:]!r}): it reads tokens otherwise than the trainer. Give both the same tokenizer files."
+                )
 
     def _score_the_rest(
         self, batch: BatchInHand, sampled: Mapping[int, RowsOfGroup], check_stop: Callable[[], None]

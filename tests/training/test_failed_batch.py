@@ -19,6 +19,7 @@ from rloo_cli.training.collector import Collector
 from rloo_cli.training.failed_batch import keep_failed_batch
 from rloo_cli.training.non_finite import check_completions
 from rloo_cli.training.recorder import rollout_rows
+from rloo_cli.types import FinishReason
 
 PARAMS = SamplingParams(max_new_tokens=9)
 KEY = RandomKey(seed=0, step=5)
@@ -178,3 +179,26 @@ def test_sound_completions_pass_and_a_partial_group_does_not():
     spoiled()
     with pytest.raises(EngineError, match="step 8: the engine returned 2 completions of prompt 0 instead of 3"):
         check_completions(GROUP.prompt, GROUP.completions[:2], step=8, first_row=0, num_generations=3)
+
+
+class OtherTokens(fakes.FakeEngine):
+    """Says of its rows that a stop string ended them."""
+
+    def generate(self, requests, params, key, *, on_group=None, check_stop=None):
+        rows = [
+            replace(self._completion(key, r.first_row), token_ids=(65, 66), logprobs=(-1.0, -1.0), finish_reason=FinishReason.STOP_STRING)
+            for r in requests
+        ]
+        for index, row in enumerate(rows):
+            on_group(index, (row,) * requests[index].num_generations)
+
+
+@pytest.mark.parametrize(("stop", "fits"), [("B", True), ("1", False)])
+def test_a_row_that_a_stop_string_ended_has_it(stop, fits):
+    made, params = collector(OtherTokens()), replace(PARAMS, stop=(stop,))
+    collect = lambda: made.collect(fakes.make_prompts(2), params, KEY, step=5, num_generations=2, check_stop=lambda: None)  # noqa: E731
+    if fits:
+        assert len(collect()[0]) == 2
+        return
+    with pytest.raises(EngineError, match="of prompt 0 by a stop string that is not in it .'AB'.: it reads tokens otherwise"):
+        collect()
