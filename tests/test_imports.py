@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "algorithm": set(),
     "training": MIDDLE | BASE | {"serving"},
     "inspect": {"run", "rewards", "data"} | BASE,
-    "plan": MIDDLE | BASE | {"training"},
+    "plan": MIDDLE | BASE | {"training", "serving"},
     "launch": MIDDLE | BASE | {"training", "plan"},
     "serving": BASE | {"run", "rollout"},
     "cli": MIDDLE | BASE | {"training", "plan", "launch", "inspect", "serving"},

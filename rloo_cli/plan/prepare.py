@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rloo_cli.errors import RecipeError
-from rloo_cli.plan.extras import check_vllm
+from rloo_cli.plan.extras import check_server_key, check_vllm
 from rloo_cli.plan.shipped import find_recipe, why_missing
 from rloo_cli.recipe.batch import total_steps
 from rloo_cli.recipe.load import LoadedRecipe, load_recipe
@@ -120,6 +120,7 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
     """
     check_trackers(checked.loaded.recipe.run.report_to)
     check_vllm(checked.loaded.recipe)
+    check_server_key(checked.loaded.recipe)
     rewards.start()
     import transformers  # noqa: F401 - so that it can be told to be quiet
 

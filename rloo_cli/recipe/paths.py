@@ -12,10 +12,10 @@ PATH_FIELDS: Mapping[str, str] = {
     "chat_template_path": "file",
     "dataset_name": "any",
     "output_dir": "output",
-    "vllm_server_key_file": "output",
+    "vllm_server_key_file": "later",
     "vllm_weight_transfer_dir": "output",
 }
-"""Leaf → what it may name (output: it need not exist yet); `${VAR}` is replaced in these alone."""
+"""Leaf → what it may name (output: it need not exist yet; later: nor this, and what exists is found as any file is); `${VAR}` is replaced in these alone."""
 
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -64,6 +64,8 @@ def resolve(text: str, kind: str, folders: Sequence[Path]) -> tuple[str, str]:
             return text, f"{candidate} is a {found}, where a {kind} is needed."
         if found:
             return str(candidate), ""
+    if kind == "later":
+        return text, ""
     if kind != "file" and _HUB_ID.fullmatch(text) and not text.lower().endswith(_FILE_SUFFIXES):
         return text, ""
     if Path(text).is_absolute():

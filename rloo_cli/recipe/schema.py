@@ -268,7 +268,9 @@ class RunSection(Section):
 
     output_dir: str | None = Field(None, description="Run folder; null = runs/<recipe>-<date>-<time>.")
     run_name: str | None = Field(None, description="Name in trackers; null = the run folder's name.")
-    logging_steps: PositiveInt = Field(10, description="Steps between lines on the terminal and in trackers; metrics.jsonl has every step.")
+    logging_steps: PositiveInt = Field(
+        10, description="Steps between lines on a terminal and points in trackers; output into a file and metrics.jsonl have every step."
+    )
     report_to: list[Literal["tensorboard", "wandb", "trackio"]] = Field(default_factory=list, description="Trackers to report to.")
     save_strategy: Literal["no", "steps", "epoch"] = Field(
         "steps", description="Checkpoints never, every save_steps, or every epoch. The final model is always saved."

@@ -50,8 +50,8 @@ def find_key(key_file: str | None, environment: Mapping[str, str], address: Addr
     return None
 
 
-def read_key(path: Path) -> str:
-    """The key in a file, without the line's end.
+def read_key(path: Path, *, option: str = "--key-file") -> str:
+    """The key in a file, without the line's end; `option` is what named the file.
 
     Raises:
         RefusedError: unreadable, readable by others, or no key.
@@ -60,12 +60,12 @@ def read_key(path: Path) -> str:
         mode = path.stat().st_mode
         text = path.read_text(encoding="utf-8")[: LONGEST + 1] if stat.S_ISREG(mode) else None
     except (OSError, UnicodeError) as error:
-        raise RefusedError(f"--key-file {path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
+        raise RefusedError(f"{option} {path}: cannot be read ({getattr(error, 'strerror', None) or error}).") from error
     if text is None:
-        raise RefusedError(f"--key-file {path}: not a file.")
+        raise RefusedError(f"{option} {path}: not a file.")
     if mode & FORBIDDEN_MODE:
-        raise RefusedError(f"--key-file {path}: others can read or change it (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}")
-    return _checked(text.strip(), f"--key-file {path}")
+        raise RefusedError(f"{option} {path}: others can read or change it (mode {stat.S_IMODE(mode):04o}): chmod 600 {path}")
+    return _checked(text.strip(), f"{option} {path}")
 
 
 def _checked(key: str, where: str) -> str:

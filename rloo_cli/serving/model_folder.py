@@ -26,6 +26,8 @@ def check_model(model: str, *, cpu: bool) -> None:
     config = _read_config(folder)
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise RefusedError(f"--model {model}: no tokenizer in this folder (tokenizer.json); save one there, as `save_pretrained` does.")
+    if not any(path.suffix == ".safetensors" for path in folder.iterdir()):
+        raise RefusedError(f"--model {model}: no weights in this folder (*.safetensors).")
     size = _head_size(config)
     if cpu and size is not None and size not in CPU_HEAD_SIZES:
         raise RefusedError(

@@ -240,6 +240,20 @@ def test_vllm_that_is_not_installed_is_one_line_with_the_install_command(monkeyp
     assert "vLLM is not installed here" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("mode", "fault"), [(None, "cannot be read"), (0o644, "others can read or change it")])
+def test_a_key_file_that_does_not_do_is_an_error_of_its_field_before_anything_is_loaded(mode, fault, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    if mode is not None:
+        Path("server.key").write_text("k" * 20)
+        Path("server.key").chmod(mode)
+    options = ["use_vllm=true", "vllm_mode=server", "vllm_server_key_file=server.key"]
+    assert exit_code_of(["train", "smoke", *(word for option in options for word in ("--set", option))]) == 2
+    (line,) = capsys.readouterr().err.strip().splitlines()
+    assert "generation.vllm_server_key_file: " in line
+    assert fault in line
+    assert "--key-file" not in line
+
+
 def test_a_signal_saves_and_resume_goes_on(tmp_path, capsys):
     folder = tmp_path / "run"
     command = [

@@ -1,6 +1,8 @@
 import pytest
 from recipe_texts import VALID, lines_of, load
 
+from rloo_cli.recipe.load import load_recipe
+
 SERVER = "use_vllm: true\nvllm_mode: server\n"
 
 NOTICES = {
@@ -71,3 +73,11 @@ def test_vllm_takes_one_process_yet():
     assert lines_of(VALID + "use_vllm: true\n", processes=2)[0].startswith(
         "7:11: generation.use_vllm: not in this version with 2 processes"
     )
+
+
+def test_a_key_file_beside_the_recipe_is_found(tmp_path):
+    (tmp_path / "task").mkdir()
+    (tmp_path / "task" / "server.key").write_text("x")
+    recipe = tmp_path / "task" / "r.yaml"
+    recipe.write_text(VALID + SERVER + "vllm_server_key_file: server.key\n")
+    assert load_recipe(recipe).recipe.generation.vllm_server_key_file == str(tmp_path / "task" / "server.key")

@@ -196,3 +196,10 @@ def test_a_reader_that_goes_away_does_not_end_the_run():
 @pytest.mark.parametrize(("seconds", "text"), [(0, "0s"), (59.9, "59s"), (60, "1m 00s"), (3599, "59m 59s"), (7500, "2h 05m")])
 def test_durations(seconds, text):
     assert format_seconds(seconds) == text
+
+
+def test_what_came_before_a_step_is_not_in_the_time_left(clock):
+    progress = Progress(10, console=Console(file=io.StringIO()), clock=clock)
+    clock.now += 500
+    progress.step({"step": 1, "perf/seconds/step": 2.0})
+    assert progress.seconds_left() == 18

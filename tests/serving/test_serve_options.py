@@ -292,6 +292,7 @@ def model(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     (folder / "tokenizer.json").write_text("{}")
+    (folder / "model.safetensors").write_bytes(b"")
     (folder / "config.json").write_text(json.dumps({"hidden_size": 64, "num_attention_heads": 2}))
     return folder
 
@@ -309,6 +310,7 @@ def test_a_whole_folder_and_a_hub_name_pass(model):
         (lambda m: (m / "config.json").write_text("[" * 100_000), "cannot be read"),
         (lambda m: (m / "config.json").write_text("[]"), "not a JSON object"),
         (lambda m: (m / "tokenizer.json").unlink(), "no tokenizer"),
+        (lambda m: (m / "model.safetensors").unlink(), "no weights in this folder"),
         (lambda m: (m / "config.json").write_text('{"head_dim": 16}'), "heads of size 16"),
         (lambda m: (m / "config.json").write_text('{"text_config": {"hidden_size": 64, "num_attention_heads": 4}}'), "heads of size 16"),
     ],
