@@ -17,6 +17,9 @@ Message = Mapping[str, Any]
 PromptContent = str | Sequence[Message]
 """A prompt as the data set holds it: a string, or a list of messages."""
 
+LARGEST_REWARD = 1e30
+"""Of a reward, and of what a reward function logs: its square sums in float64, its products in float32."""
+
 
 class FinishReason(enum.StrEnum):
     """Why a completion ended."""

@@ -12,6 +12,7 @@ import inspect
 import math
 import numbers
 import random
+import re
 import sys
 import traceback
 import warnings
@@ -22,7 +23,7 @@ from typing import Any
 
 from rloo_cli.errors import InterruptedTwiceError
 from rloo_cli.rewards.bindings import Parameters
-from rloo_cli.types import TrainerState
+from rloo_cli.types import LARGEST_REWARD, TrainerState
 
 MOST_TRACEBACK = 65536
 """Characters; of a longer one, which only a hostile message makes, the beginning and the end are kept."""
@@ -30,6 +31,8 @@ MOST_REPR = 80
 MOST_BITS = 1024
 """Of an integer given to log_extra; Python does not even print those of more than 4,300 digits."""
 MOST_LINE = 300
+METRIC_NAME = re.compile(r"[\w.@/-]{1,100}")
+"""What `log_metric` takes for a name: it becomes part of a key in metrics.jsonl and in trackers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +66,10 @@ class LogExtraError(ValueError):
     """`log_extra` got no list of one value a completion. Not tried again: for a single completion the same call could be right."""
 
 
+class LogMetricError(ValueError):
+    """`log_metric` got a name that is no word."""
+
+
 @dataclass(slots=True)
 class CallLog:
     """What one call gives to `log_metric` and `log_extra`."""
@@ -74,15 +81,24 @@ class CallLog:
     """What was left out, by what it is about: the user is told once of each."""
 
     def log_metric(self, name: str, value: float) -> None:
-        """Note a number; NaN and infinities are left out, with a notice. Raises TypeError for what is no number."""
+        """Note a number; what is not finite or too large to be summed is left out, with a notice.
+
+        Raises:
+            TypeError: the value is no number.
+            LogMetricError: the name is not a word as METRIC_NAME has it.
+        """
+        name = str(name)
+        if not METRIC_NAME.fullmatch(name):
+            raise LogMetricError(f"log_metric({safe_repr(_storable(name))}, …): a name is 1 to 100 letters, digits, or any of _ - . / @")
         try:
             number = float(value)
         except (TypeError, ValueError, OverflowError) as error:
             raise TypeError(f"log_metric({name!r}, …): {safe_repr(value)} is not a number") from error
-        if math.isfinite(number):
-            self.metrics.setdefault(_storable(name), []).append(number)
+        if abs(number) <= LARGEST_REWARD:
+            self.metrics.setdefault(name, []).append(number)
         else:
-            self.notices.setdefault(_storable(name), f"log_metric({_storable(name)!r}, {number}) is left out: not a finite number")
+            why = f"beyond {LARGEST_REWARD:g}" if math.isfinite(number) else "not a finite number"
+            self.notices.setdefault(name, f"log_metric({name!r}, {number}) is left out: {why}")
 
     def log_extra(self, column: str, values: Sequence[Any]) -> None:
         """Note a value for each completion. Raises ValueError for anything but a list of as many."""
@@ -244,7 +260,7 @@ def _number(value: Any) -> float | str | None:
 
 def failure(error: BaseException) -> dict[str, Any]:
     """The result of a call that raised."""
-    return {"error": error_line(error), "retry": not isinstance(error, LogExtraError), "traceback": traceback_text(error)}
+    return {"error": error_line(error), "retry": not isinstance(error, LogExtraError | LogMetricError), "traceback": traceback_text(error)}
 
 
 def error_line(error: BaseException) -> str:

@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from rloo_cli.errors import DataError
+from rloo_cli.rewards.calls import METRIC_NAME
 from rloo_cli.rewards.protocol import encode
-from rloo_cli.types import Group, GroupRewards, TrainerState
+from rloo_cli.types import LARGEST_REWARD, Group, GroupRewards, TrainerState
 
 if TYPE_CHECKING:
     from rloo_cli.recipe.schema import RewardEntry
@@ -173,7 +174,7 @@ def is_result(result: Any, count: int) -> bool:
     return (
         _is_list(result.get("values"), count, lambda value: value is None or _is_finite(value))
         and all(i.isdecimal() and int(i) < count and isinstance(line, str) for i, line in result["bad"].items())
-        and all(_is_list(logged, None, _is_finite) for logged in result["metrics"].values())
+        and all(METRIC_NAME.fullmatch(name) and _is_list(logged, None, _is_summable) for name, logged in result["metrics"].items())
         and all(_is_list(column, count, lambda value: True) for column in result["extras"].values())
         and all(isinstance(line, str) for line in result["notices"].values())
     )
@@ -186,6 +187,10 @@ def _is_list(value: Any, count: int | None, fits: Callable[[Any], bool]) -> bool
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, float) and math.isfinite(value)
+
+
+def _is_summable(value: Any) -> bool:
+    return isinstance(value, float) and abs(value) <= LARGEST_REWARD
 
 
 def assemble(parts: Sequence[tuple[Call, int]], names: Sequence[str], group: Group) -> GroupRewards:

@@ -9,9 +9,7 @@ import torch
 
 from rloo_cli.algorithm.advantages import combine_rewards
 from rloo_cli.errors import RewardError
-from rloo_cli.types import FinishReason, Group, GroupRewards
-
-LARGEST_REWARD = 1e30  # its square sums in float64, its products in float32
+from rloo_cli.types import LARGEST_REWARD, FinishReason, Group, GroupRewards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from running import STATE, child_processes, group, rewards, runner, wait_until
 from rloo_cli.errors import DataError, RecipeError, RewardError
 from rloo_cli.recipe.schema import RewardEntry
 from rloo_cli.rewards.runner import RewardRunner
+from rloo_cli.run.metrics import find_metric
 from rloo_cli.types import TrainerState
 
 # --- values and arguments
@@ -157,10 +158,32 @@ def test_log_extra_takes_lists_alone(tmp_path, values):
         rewards(started, group(0, ["a", "b"]))
 
 
+@pytest.mark.parametrize("name", ["", "acc\\n", "two words", "a\\x1b[2J", "n\\ud800", "x" * 101])
+@pytest.mark.parametrize("run_in", ["worker", "trainer"])
+def test_a_metric_has_a_word_for_a_name(tmp_path, name, run_in):
+    source = f"def score(completions, log_metric):\n    log_metric('{name}', 1.0)\n    return [0.0] * len(completions)"
+    with (
+        runner(tmp_path, source, run_in=run_in) as started,
+        pytest.raises(RewardError, match=r"^reward `score`: .*LogMetricError: log_metric\('.*: a name is 1 to 100 letters"),
+    ):
+        rewards(started, group(0, ["a", "b"]))
+    with runner(tmp_path, source, run_in=run_in, on_error="unscored") as started:
+        (one,) = rewards(started, group(0, ["a", "b"]))
+    assert (one.values, one.metrics, len(one.failures)) == (((None, None),), {}, 2)
+
+
+def test_a_metric_s_name_is_a_key_of_the_table(tmp_path):
+    source = "def score(completions, log_metric):\n    log_metric('a-b_c.d/é@4', 1e30)\n    return [0.0] * len(completions)"
+    with runner(tmp_path, source) as started:
+        one, two = rewards(started, group(0, ["a"]), group(1, ["a"]))
+    assert one.metrics == two.metrics == {"a-b_c.d/é@4": 1e30}
+    assert all(find_metric(f"custom/{name}") for name in one.metrics)
+
+
 def test_a_metric_that_is_not_finite_is_left_out_and_told_once(tmp_path, caplog):
     source = """
     def score(completions, log_metric):
-        log_metric("m", float("nan")); log_metric("m", 2); log_metric("n\\ud800", float("inf"))
+        log_metric("m", float("nan")); log_metric("m", 2); log_metric("n", float("inf")); log_metric("huge", 1e308)
         return [0.0] * len(completions)
     """
     with runner(tmp_path, source) as started:
@@ -169,7 +192,8 @@ def test_a_metric_that_is_not_finite_is_left_out_and_told_once(tmp_path, caplog)
     told = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert told == [
         "reward `score`: step 3, prompt row 0: log_metric('m', nan) is left out: not a finite number. It is not told again for this metric.",
-        "reward `score`: step 3, prompt row 0: log_metric('n\\\\ud800', inf) is left out: not a finite number. It is not told again for this metric.",
+        "reward `score`: step 3, prompt row 0: log_metric('n', inf) is left out: not a finite number. It is not told again for this metric.",
+        "reward `score`: step 3, prompt row 0: log_metric('huge', 1e+308) is left out: beyond 1e+30. It is not told again for this metric.",
     ]
 
 
