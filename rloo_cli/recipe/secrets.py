@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -28,9 +29,23 @@ def looks_secret(name: str) -> bool:
 
 
 def secret_values(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The values of variables whose names look like secrets, longest first."""
-    values = {value for name, value in environment.items() if looks_secret(name) and len(value) >= SHORTEST_SECRET}
-    return tuple(sorted(values, key=len, reverse=True))
+    """The values of variables whose names look like secrets, and the forms in which they may be quoted, longest first."""
+    values = {form for name, value in environment.items() if looks_secret(name) for form in _forms(value)}
+    return tuple(sorted(values, key=lambda value: (-len(value), value)))
+
+
+def _forms(value: str) -> set[str]:
+    """The value and each of its lines, as they are and as Python and JSON quote them, also where a message is quoted in its turn."""
+    plain = {value, *(line.strip() for line in value.splitlines())}
+    plain = {text for text in plain if len(text) >= SHORTEST_SECRET}
+    quoted = {form for text in plain for form in _quoted(text)}
+    return plain | quoted | {form for text in quoted for form in _quoted(text)}
+
+
+def _quoted(text: str) -> set[str]:
+    as_python, as_json = repr(text)[1:-1], (json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1])
+    with_both_quotes = as_python.replace("\\'", "'").replace("'", "\\'")  # in a longer text that holds a double quote too
+    return {as_python, ascii(text)[1:-1], with_both_quotes, as_python.replace("\\'", "'"), *as_json}
 
 
 def masked(text: str, values: Iterable[str] = ()) -> str:

@@ -1,4 +1,5 @@
 import doctest
+import json
 
 import pytest
 
@@ -8,6 +9,21 @@ from rloo_cli.recipe.secrets import masked, masked_command, secret_values
 
 def test_the_examples_hold():
     assert doctest.testmod(secrets).failed == 0
+
+
+@pytest.mark.parametrize("quote", [str, repr, ascii, json.dumps, lambda text: json.dumps(repr(text)), lambda text: repr(repr(text))])
+@pytest.mark.parametrize("around", ["", " 'and \""])
+def test_a_value_is_masked_however_it_is_quoted(quote, around):
+    key = "-----BEGIN KEY-----\nMIIcanary\\1'canary\ncanaryé\t\"canary\n-----END KEY-----\n"
+    shown = masked(quote(f"got {key} back{around}"), secret_values({"SIGNING_KEY": key}))
+    assert "canary" not in shown
+    assert "got" in shown
+    assert "back" in shown
+
+
+def test_a_single_line_of_a_value_is_masked():
+    values = secret_values({"SIGNING_KEY": "-----BEGIN KEY-----\r\nMIIcanary\r\nend\r\n"})
+    assert masked("wrong at 'MIIcanary', the end", values) == "wrong at '***', the end"
 
 
 def test_values_of_secret_variables_longest_first():
