@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from rloo_cli import __version__
-from rloo_cli.errors import DataError, RecipeError, RefusedError, StoppedError
+from rloo_cli.errors import RefusedError, StoppedError
+from rloo_cli.launch.first_start import attempt_undone, folder_undone
 from rloo_cli.launch.job import Job
 from rloo_cli.launch.joining import join_others
 from rloo_cli.launch.record import AttemptRecord, log_name, lost_neighbours_told
@@ -66,11 +66,9 @@ def train_here(checked: CheckedRecipe, target: Target, *, trust_remote_code: boo
 def held(target: Target) -> Iterator[tuple[Path, tuple[str, ...]]]:
     """(the log folder of a new attempt, what there is to tell) of a run folder that is locked for the block.
 
-    A new run's folder is taken away again where the block finds the recipe, its data or its model wrong before the first step.
+    What a new run's start wrote is taken away again where the block finds the recipe, its data or its model wrong before the first step.
     """
-    folder = target.folder
-    with folder.lock() as dead, _NewFolder(target):
-        attempt = folder.new_attempt()
+    with folder_undone(target), target.folder.lock() as dead, attempt_undone(target) as attempt:
         notes = [f"note: took over the lock of pid {dead.pid} on {dead.host}, which no longer runs"] if dead is not None else []
         yield attempt, tuple(notes)
 
@@ -142,22 +140,6 @@ def nothing_left(checked: CheckedRecipe, folder: RunFolder) -> bool:
     return is_at_its_end(
         checked.loaded.recipe, _recipe_of(folder), finished_step=finished, total_steps=total if isinstance(total, int) else finished
     )
-
-
-class _NewFolder:
-    """Takes a new run's folder away again where it turns out before the first step that the recipe, its data or its model are wrong."""
-
-    def __init__(self, target: Target) -> None:
-        self._folder = target.folder
-        self._is_kept = target.resume is not None or target.folder.has_begun()
-
-    def __enter__(self) -> _NewFolder:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        is_wrong = isinstance(error, RecipeError | RefusedError | DataError | KeyboardInterrupt)
-        if is_wrong and not self._is_kept and not self._folder.metrics.exists():
-            atomic.remove_tree(self._folder.path)
 
 
 def _train(prepared: Prepared, job: Job, checkpoint: Checkpoint | None, console: Console, stop: StopSignal) -> None:

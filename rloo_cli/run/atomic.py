@@ -155,6 +155,12 @@ def remove_tree(path: Path) -> None:
         _remove(path)
 
 
+def remove_if_empty(path: Path) -> None:
+    """Remove a folder that holds nothing; any other, and one that cannot be removed, is left as it is."""
+    with contextlib.suppress(OSError):
+        fs.rmdir(path)
+
+
 def ensure_free(folder: Path, need: int, what: str) -> None:
     """Check that `need` bytes are free where `folder` lies, before a byte of `what` is written.
 

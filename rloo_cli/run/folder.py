@@ -23,6 +23,7 @@ from rloo_cli.run.manifest import DamagedError, Manifest
 logger = logging.getLogger(__name__)
 
 ORPHAN_NAME = re.compile(r"\.tmp-.+-(\d+)")
+ATTEMPT_NAME = re.compile(r"attempt-(\d+)")
 CLOCK_TOLERANCE = 2.0
 """Seconds by which a process has to be younger than a file to have nothing to do with it."""
 
@@ -122,7 +123,7 @@ class RunFolder:
 
     def attempts(self) -> int:
         """How many starts this run has seen."""
-        names = (re.fullmatch(r"attempt-(\d+)", name) for name in _names(self.logs))
+        names = (ATTEMPT_NAME.fullmatch(name) for name in _names(self.logs))
         return max((int(name[1]) for name in names if name), default=0)
 
     def new_attempt(self) -> Path:
@@ -142,8 +143,17 @@ class RunFolder:
         return step if isinstance(step, int) else None
 
     def has_begun(self) -> bool:
-        """Whether an attempt got as far as training; before that there are its logs alone, and a new run may take the folder."""
-        return bool(set(_names(self.path)) - {self.lock_file.name, self.logs.name, self.rollouts.name, self.checkpoints.name})
+        """Whether there is more than attempts leave that ended before training: their logs, and folders with nothing in them yet."""
+        names = set(_names(self.path)) - {self.lock_file.name, self.logs.name, self.rollouts.name, self.checkpoints.name}
+        strange = [name for name in _names(self.logs) if not ATTEMPT_NAME.fullmatch(name)]
+        return bool(names or strange or _names(self.rollouts) or _names(self.checkpoints))
+
+    def is_ours(self) -> bool:
+        """Whether a run left what is there: it has a recipe.yaml, the logs of an attempt, or no more than a lock."""
+        if self.recipe.exists() or self.attempts() > 0:
+            return True
+        names = set(_names(self.path))
+        return self.lock_file.name in names <= {self.lock_file.name, self.logs.name} and not _names(self.logs)
 
     def state(self) -> RunState:
         """What the folder holds.
@@ -152,10 +162,9 @@ class RunFolder:
             StorageError: a file stands there, or it cannot be listed.
             RefusedError: it holds files, but no run.
         """
-        names = _names(self.path)
-        if not names:
+        if not _names(self.path):
             return RunState.NEW
-        if not any((self.path / name).exists() for name in ("recipe.yaml", ".lock", "logs")):
+        if not self.is_ours():
             raise RefusedError(f"{self.path} holds files but no run of ours (no recipe.yaml): choose another output_dir.")
         return RunState.STARTED if self.finished_step() is None else RunState.FINISHED
 
@@ -167,7 +176,7 @@ class RunFolder:
         """
         for folder in (self.path, self.rollouts, self.checkpoints, self.logs):
             atomic.make_folder(folder)
-            probe = folder / "probe"
+            probe = atomic.temporary_path(folder / "probe")  # a name that is nobody else's
             atomic.write_file(probe, b"")
             atomic.remove_file(probe)
         if self.final.exists() and not self.final.is_dir():
