@@ -27,7 +27,10 @@ CHECKPOINT_FORMAT = 1
 SPARE_BYTES = 1 << 20
 """Room asked for beyond the files themselves: manifest, folders, rounding up to blocks."""
 
-STEP_NAME = re.compile(r"\d{6,}")
+STEP_NAME = re.compile(r"[0-9]{6}|[1-9][0-9]{6,}")
+"""What `step_name` gives, and nothing that only looks like it."""
+
+LIKE_A_STEP = re.compile(r"\d+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +90,7 @@ def save_checkpoint(
             files.write(name, stream, size=size)
         for name, text in texts.items():
             files.write(name, text)
-    prune_checkpoints(folder, limit, best)
+    prune_checkpoints(folder, limit, saved=step, best=best)
     return target
 
 
@@ -135,15 +138,15 @@ def set_aside_newer(folder: Path, step: int) -> list[Path]:
     return moved
 
 
-def prune_checkpoints(folder: Path, limit: int | None, best: int | None = None) -> None:
-    """Delete the oldest checkpoints beyond `limit`, in which the `best` step counts; it stays, and so does the newest.
+def prune_checkpoints(folder: Path, limit: int | None, *, saved: int, best: int | None = None) -> None:
+    """Delete the oldest checkpoints beyond `limit`, in which the `best` step counts; it stays, and so does the one just `saved`.
 
-    A deletion that fails is a warning.
+    Those up to `saved` that are complete count; whatever else lies there is left alone. A deletion that fails is a warning.
     """
-    steps = list_steps(folder)
-    if limit is None or not steps:
+    if limit is None:
         return
-    kept = {steps[-1]} | {best} & set(steps)
+    steps = [step for step in list_steps(folder) if step <= saved and _is_complete(folder / step_name(step), step)]
+    kept = {saved} | {best} & set(steps)
     for step in reversed(steps):
         if len(kept) < limit:
             kept.add(step)
@@ -152,13 +155,31 @@ def prune_checkpoints(folder: Path, limit: int | None, best: int | None = None) 
             _delete(folder / step_name(step))
 
 
+def _is_complete(path: Path, step: int) -> bool:
+    """Whether it is that step's checkpoint by its manifest; the files are not looked at."""
+    try:
+        info = Manifest.read(path).info
+    except DamagedError:
+        return False
+    return info.get("kind") == "checkpoint" and info.get("step") == step
+
+
 def step_name(step: int) -> str:
     """`000010` for step 10."""
     return f"{step:06d}"
 
 
+def _warn_of_strays(folder: Path) -> None:
+    """Say once which folders look like checkpoints and have no name that one gets."""
+    strays = sorted(entry.name for entry in folder.iterdir() if LIKE_A_STEP.fullmatch(entry.name) and not STEP_NAME.fullmatch(entry.name))
+    if strays:
+        logger.warning("no checkpoint has such a name, so they are left alone: %s in %s", ", ".join(strays), folder)
+
+
 def _find_latest(folder: Path) -> Checkpoint | None:
     steps = list_steps(folder)
+    if folder.is_dir():
+        _warn_of_strays(folder)
     bad: list[DamagedError] = []
     for step in reversed(steps):
         try:

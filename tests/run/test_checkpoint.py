@@ -175,6 +175,32 @@ def test_the_newest_and_the_best_are_kept(tmp_path, limit, best, kept):
     assert leftovers(tmp_path) == []
 
 
+def test_a_stray_of_a_higher_number_costs_no_checkpoint(tmp_path):
+    """Neither a foreign folder nor a complete checkpoint of a later step may push out the one just saved."""
+    saved(tmp_path, 2, 4)
+    (tmp_path / "000003").mkdir()
+    (tmp_path / "999999").mkdir()
+    (tmp_path / "999999" / "notes").write_text("mine")
+    shutil.copytree(tmp_path / "000004", tmp_path / "000012")
+    saved(tmp_path / "elsewhere", 20)
+    (tmp_path / "elsewhere" / "000020").rename(tmp_path / "000020")
+    saved(tmp_path, 6, limit=1, best=2)
+    assert list_steps(tmp_path) == [2, 3, 6, 12, 20, 999999]
+    assert (tmp_path / "999999" / "notes").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["0000044", "44", "00044", "٠٠٠٠٤٤"])
+def test_a_name_that_no_step_gets_is_no_checkpoint(tmp_path, caplog, name):
+    saved(tmp_path, 4)
+    shutil.copytree(tmp_path / "000004", tmp_path / name)
+    assert list_steps(tmp_path) == [4]
+    assert find_checkpoint(tmp_path).step == 4
+    assert [record.message for record in caplog.records if name in record.message] != []
+    assert len(caplog.records) == 1
+    assert set_aside_newer(tmp_path, 2) == [tmp_path / "000004.aside-1"]
+    assert (tmp_path / name).is_dir()
+
+
 @pytest.mark.parametrize("call", ["rename", "unlink", "rmdir"])
 def test_a_failed_deletion_is_a_warning(tmp_path, monkeypatch, caplog, call):
     saved(tmp_path, 2, 4)
