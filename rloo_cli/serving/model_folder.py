@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json",
 LONGEST_CONFIG = 1 << 20
 
 
-def check_model(model: str, *, cpu: bool) -> None:
+def check_model(model: str, *, cpu: bool, passed_on: Sequence[str] = ()) -> None:
     """Raise RefusedError where the folder cannot be served. A name that is no path goes to the hub, and vLLM looks at it there."""
     folder = Path(model).expanduser()
     if not folder.exists():
@@ -26,7 +27,8 @@ def check_model(model: str, *, cpu: bool) -> None:
     config = _read_config(folder)
     if not any((folder / name).exists() for name in TOKENIZER_FILES):
         raise RefusedError(f"--model {model}: no tokenizer in this folder (tokenizer.json); save one there, as `save_pretrained` does.")
-    if not any(path.suffix == ".safetensors" for path in folder.iterdir()):
+    says_how_to_load = any(word.replace("_", "-").startswith("--load-format") for word in passed_on)
+    if not says_how_to_load and not any(path.suffix == ".safetensors" for path in folder.iterdir()):
         raise RefusedError(f"--model {model}: no weights in this folder (*.safetensors).")
     size = _head_size(config)
     if cpu and size is not None and size not in CPU_HEAD_SIZES:

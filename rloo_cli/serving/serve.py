@@ -58,7 +58,7 @@ def serve(options: command.ServeOptions, key: Key | None, terminal: Terminal) ->
     """
     version = command.installed_vllm()
     cpu = command.runs_on_cpu()
-    check_model(options.model, cpu=cpu)
+    check_model(options.model, cpu=cpu, passed_on=options.passed_on)
     check_free(options.address)
     terminal.say(f"starting vLLM {version} for {options.model}; every {PROGRESS_SECONDS:.0f} s a line says how far it is")
     secret = key.value if key is not None else None

@@ -300,6 +300,8 @@ def model(tmp_path):
 def test_a_whole_folder_and_a_hub_name_pass(model):
     check_model(str(model), cpu=True)
     check_model("some-org/some-model", cpu=True)
+    (model / "model.safetensors").unlink()
+    check_model(str(model), cpu=True, passed_on=("--load-format", "dummy"))
 
 
 @pytest.mark.parametrize(
