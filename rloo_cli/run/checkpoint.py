@@ -60,6 +60,11 @@ class Checkpoint:
         except (OSError, ValueError) as error:
             raise StorageError(f"cannot read {path}: {error}") from error
 
+    def origin(self) -> Mapping[str, Any]:
+        """What its run began with: `base_model`, `data`, `completions_per_step`, `run`; early checkpoints have less, or only `model`."""
+        document = self.load_document("origin") if self.has("origin") else {}
+        return document if isinstance(document, dict) else {}
+
 
 def save_checkpoint(
     folder: Path,

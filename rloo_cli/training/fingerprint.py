@@ -1,18 +1,36 @@
-"""Tells a model from one that was trained on: a digest of a sample of every tensor."""
+"""Tells one model from another: digests of its configuration and of its tensors."""
 
 from __future__ import annotations
 
 import hashlib
+import json
 
 import torch
 from transformers import PreTrainedModel
 
 SAMPLED = 64
-"""Values of each tensor that are looked at: training moves nearly every one."""
+"""Values of each tensor that the digest in early checkpoints looked at."""
+
+NAMES_ONLY = {"_name_or_path", "transformers_version"}
+"""What a configuration says of where it lies and who wrote it, at any depth."""
 
 
 def fingerprint(model: PreTrainedModel) -> str:
-    """A sha256 in hex of the names, shapes and evenly spread values of all tensors; milliseconds for any model."""
+    """A sha256 in hex of the model's configuration and of every byte of every tensor, with names, shapes and types.
+
+    It reads all of the model once, about 1 GB a second: 2 s for 0.5 billion parameters in float32.
+    """
+    digest = hashlib.sha256()
+    # The differences from the class' defaults: a newer transformers may know more fields, which say nothing of this model.
+    digest.update(json.dumps(_settings(model.config.to_diff_dict()), sort_keys=True, default=str).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(f"\n{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
+        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def sampled_fingerprint(model: PreTrainedModel) -> str:
+    """The digest that early checkpoints hold: a sha256 in hex of the names, shapes and evenly spread values of all tensors."""
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
@@ -20,3 +38,10 @@ def fingerprint(model: PreTrainedModel) -> str:
         sample = flat[:: max(1, flat.numel() // SAMPLED)]
         digest.update(sample.to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()
+
+
+def _settings(value: object) -> object:
+    """A configuration without what it says of paths and versions."""
+    if isinstance(value, dict):
+        return {str(key): _settings(entry) for key, entry in value.items() if key not in NAMES_ONLY}
+    return [_settings(entry) for entry in value] if isinstance(value, list | tuple) else value

@@ -281,7 +281,7 @@ class TrainingRun:
             "random": random_document,
             "metrics": {"offset": recorder.metrics.offset},
             "recipe": self.recipe.model_dump(mode="json"),
-            "origin": {"model": self.model_fingerprint},
+            "origin": {"base_model": self.model_fingerprint},
         }
         if self.position.experience is not None:
             documents["experience"], tensors["experience"] = save_experience(self.position.experience)

@@ -10,7 +10,7 @@ import tiny
 import torch
 from rich.console import Console
 
-from rloo_cli.errors import EngineError, NonFiniteError, StoppedError, StorageError
+from rloo_cli.errors import EngineError, NonFiniteError, RefusedError, StoppedError, StorageError
 from rloo_cli.recipe.batch import plan_batches
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.checkpoint import find_checkpoint, list_steps
@@ -336,3 +336,26 @@ def test_weights_that_an_update_made_infinite_are_never_saved(save_steps, tmp_pa
         start(tmp_path / "run", monkeypatch, run__save_steps=save_steps)
     assert list_steps(tmp_path / "run" / "checkpoints") == list(range(1, STEPS)) * (save_steps == 1)
     assert not (tmp_path / "run" / "final").exists()
+
+
+def retuned():
+    model = tiny.qwen2()
+    model.config.rms_norm_eps = 1e-3
+    return model
+
+
+def one_value_changed():
+    model = tiny.qwen2()
+    with torch.no_grad():
+        model.model.embed_tokens.weight[17, 5] += 1e-3
+    return model
+
+
+@pytest.mark.parametrize("other", [retuned, one_value_changed])
+def test_another_base_model_is_refused_on_resume(tmp_path, monkeypatch, other):
+    with pytest.raises(StoppedError):
+        start(tmp_path / "run", monkeypatch, stop_at=2)
+    found = find_checkpoint(tmp_path / "run" / "checkpoints")
+    with pytest.raises(RefusedError, match="is not the model that"):
+        start(tmp_path / "run", monkeypatch, resume=found, model=other)
+    start(tmp_path / "run", monkeypatch, resume=found)
