@@ -1,9 +1,12 @@
 from __future__ import annotations
 
 import json
+import logging
 import signal
 import subprocess
 import sys
+import tempfile
+import warnings
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -11,6 +14,7 @@ import pytest
 import yaml
 
 from rloo_cli.cli.app import exit_code_of
+from rloo_cli.errors import EngineError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMOKE = ROOT / "recipes" / "smoke.yaml"
@@ -214,6 +218,24 @@ def test_plan_tells_everything_as_json(capsys):
     assert plan["memory"]["bytes"]["peak"] > plan["memory"]["bytes"]["weights"] > 0
     assert plan["first_prompt"]
     assert plan["command"] == "rloo train smoke"
+
+
+def test_what_is_said_while_the_engine_is_checked_goes_to_a_file_that_is_named_where_it_fails(tmp_path, monkeypatch, capsys):
+    def said(inputs):
+        logging.getLogger("vllm").warning("of vLLM")
+        warnings.warn("of torch", FutureWarning, stacklevel=1)
+        logging.getLogger("rloo_cli.x").warning("of ours\x1b[2J")
+        raise EngineError("vLLM fell over.")
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr("rloo_cli.training.engine_check.check_engine", said)
+    assert exit_code_of(["plan", "smoke", "--engine", "--set", "bf16=false"]) == 5
+    (log,) = tmp_path.glob("rloo-engine-check-*.log")
+    errors = capsys.readouterr().err.splitlines()
+    assert errors == ["warning: of ours\\x1b[2J", f"error: vLLM fell over (log: {log})."]
+    assert "of vLLM" in log.read_text()
+    assert "of torch" in log.read_text()
 
 
 def test_plan_compares_the_engine_with_the_trainer_and_leaves_nothing(tmp_path, monkeypatch, capsys):
