@@ -36,6 +36,8 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("rloo_cli/data/hub.py", "network"): "asks whether the hub answers; downloads are the libraries'",
     ("rloo_cli/data/rendering.py", "process"): "chat templates are rendered in a child that can be killed",
     ("rloo_cli/inspect/reward_check.py", "write"): "a folder for temporary files, gone with the check",
+    ("rloo_cli/launch/engine_check.py", "write"): "a temporary log, gone with a check that succeeds",
+    ("rloo_cli/rollout/vllm_build.py", "write"): "a folder for a temporary file of vLLM's, gone with the engine",
     ("rloo_cli/inspect/token_text.py", "except"): "tokenizers raises plain Exception for a damaged tokenizer.json",
     ("rloo_cli/rewards/__init__.py", "exec"): "built-in rewards, imported when they are named: the names are in a table",
     ("rloo_cli/launch/endings.py", "network"): "the name of this machine",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import tempfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,13 +47,18 @@ def build_engine(settings: EngineSettings, tokenizer: Any) -> Any:
         RecipeError: sleep mode on a platform without it.
         EngineError: vLLM does not take the model or the settings.
     """
+    folder = tempfile.TemporaryDirectory(prefix="rloo-vllm-", ignore_cleanup_errors=True)
     try:
         with guest(_environment()):
-            return _build(settings, tokenizer)
+            _meet_in(folder.name)
+            engine = _build(settings, tokenizer)
     except FAULTS as error:
+        folder.cleanup()
         raise EngineError(
             f"vLLM cannot be started with {settings.model_path!r}: {first_line(error)}; the log has its own messages"
         ) from error
+    engine.meeting_folder = folder  # removed by `end_engine`, and at the latest when the process ends
+    return engine
 
 
 def end_engine(engine: Any, *, keep_process_group: bool) -> None:
@@ -63,6 +69,14 @@ def end_engine(engine: Any, *, keep_process_group: bool) -> None:
         parallel_state.destroy_distributed_environment = lambda: None
     with guest():
         engine.engine_core.shutdown()
+    engine.meeting_folder.cleanup()
+
+
+def _meet_in(folder: str) -> None:
+    """Have vLLM's process group, even that of one process, put its file into this folder: vLLM itself leaves it in TMPDIR."""
+    from vllm.v1.executor import uniproc_executor
+
+    uniproc_executor.get_file_store_init_method = lambda: f"file://{folder}/group"
 
 
 def first_line(error: BaseException) -> str:
