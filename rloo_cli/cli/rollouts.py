@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rloo_cli.errors import RewardError, RlooError, StorageError
+from rloo_cli.errors import RefusedError, RewardError, RlooError, StorageError
 
 if TYPE_CHECKING:
     from rloo_cli.inspect.rollout_files import RolloutFile
@@ -268,25 +268,31 @@ def rescore(
         raise RewardError(f"reward `{reward}` failed on {total.failed} of {total.completions} completions, at first: {line}")
 
 
-def _summaries(run: str, steps: list[str] | None) -> tuple[list[StepSummary], list[StorageError]]:
+def _summaries(run: str, steps: list[str] | None) -> tuple[list[StepSummary], dict[RolloutFile, RlooError]]:
     """A summary of each file that was asked for, and the errors of those that cannot be read."""
     from rloo_cli.inspect.rollout_files import choose_files, find_rollouts
     from rloo_cli.inspect.step_summary import summarize
 
     files: list[RolloutFile] = find_rollouts(Path(run))
-    summaries, damaged = [], []
+    summaries: list[StepSummary] = []
+    damaged: dict[RolloutFile, RlooError] = {}
     for file in choose_files(files, steps) if steps else files:
         try:
             summaries.append(summarize(file))
         except StorageError as error:
-            damaged.append(error)
+            damaged[file] = error
+        except RefusedError as error:  # a foreign file; where it is the one that was named, nothing is shown
+            if len(files) == 1:
+                raise
+            damaged[file] = error
     return summaries, damaged
 
 
-def _raise_first(errors: Sequence[RlooError]) -> None:
+def _raise_first(errors: Mapping[RolloutFile, RlooError]) -> None:
     if errors:
-        rest = f" {len(errors) - 1} more files are like that." if len(errors) > 1 else ""
-        raise StorageError(f"{errors[0].message} The other steps are shown.{rest}")
+        others = ", ".join(file.path.name for file in list(errors)[1:])
+        rest = f" Not readable either: {others}." if others else ""
+        raise StorageError(f"{next(iter(errors.values())).message} The other steps are shown.{rest}")
 
 
 def _print_summaries_json(summaries: Sequence[StepSummary]) -> None:

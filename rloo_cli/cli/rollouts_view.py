@@ -98,7 +98,7 @@ def _share_of(summary: StepSummary, reason: str) -> float | None:
 
 
 def _ended(summary: StepSummary) -> str:
-    ranked = sorted(summary.finish_reasons.items(), key=lambda item: -item[1])
+    ranked = sorted(summary.finish_reasons.items(), key=lambda item: (-item[1], item[0]))
     parts = [f"{count / summary.completions:.0%} {visible(reason)}" for reason, count in ranked]
     unknown = summary.completions - sum(summary.finish_reasons.values())
     return ", ".join([*parts, *([f"{unknown} unknown"] if unknown else [])]) or ABSENT

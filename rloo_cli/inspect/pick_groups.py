@@ -35,6 +35,8 @@ def pick_groups(
     Raises:
         RefusedError: none is left.
     """
+    if not groups:
+        raise RefusedError(f"step {file.label} holds no rows ({file.path}).")
     found = [group for group in groups if prompt_row is None or group.prompt_row == prompt_row]
     if not found:
         rows = sorted({group.prompt_row for group in groups if group.prompt_row is not None})

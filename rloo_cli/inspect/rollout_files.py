@@ -59,6 +59,8 @@ def find_rollouts(path: Path) -> list[RolloutFile]:
         if path.suffix != ".parquet":
             raise RefusedError(f"{path} is no rollout file: they end in .parquet. Give one, or a run folder.")
         return [_file(path)]
+    if path.exists() and not path.is_dir():
+        raise RefusedError(f"{path} is a pipe or a device: give a rollout file, or a run folder.")
     if not path.exists():
         raise RefusedError(f"{path}: no such run folder or file.{_runs_nearby()}")
     folder = RunFolder(path)

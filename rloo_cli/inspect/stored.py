@@ -82,6 +82,8 @@ def read_table(file: RolloutFile, columns: Sequence[str] | None = None) -> pa.Ta
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    if not file.path.is_file():  # a pipe would be waited for
+        raise StorageError(f"{file.path}: not a readable rollout file (a folder, a pipe, a device or a broken link).")
     try:
         parquet = pq.ParquetFile(file.path)
         names = parquet.schema_arrow.names
@@ -134,8 +136,9 @@ def failure_facts(file: RolloutFile) -> dict[str, Any]:
     """What was noted beside a batch that a run stopped at; empty for every other file."""
     if file.kind is not RolloutKind.FAILED:
         return {}
+    path = file.path.with_suffix(".json")
     try:
-        facts = json.loads(file.path.with_suffix(".json").read_text(encoding="utf-8"))
+        facts = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     except (OSError, ValueError):
         return {}
     return facts if isinstance(facts, dict) else {}

@@ -337,6 +337,45 @@ def test_a_damaged_file_does_not_hide_the_other_steps(tmp_path, capsys):
     assert "000002.parquet" in captured.err
 
 
+@pytest.mark.parametrize("command", ["ls", "stats"])
+def test_what_is_named_like_a_rollout_file_and_is_none_does_not_hide_the_steps(command, tmp_path, capsys):
+    run = write_run(tmp_path / "run", s1=[row()], s3=[row()])
+    pq.write_table(pa.table({"a": [1]}), run / "rollouts" / "000002.parquet")
+    os.mkfifo(run / "rollouts" / "000004.parquet")
+    (run / "rollouts" / "000005.parquet").mkdir()
+    assert exit_code_of(["rollouts", command, str(run)]) == 6
+    captured = capsys.readouterr()
+    assert [line.split("\t")[0] for line in captured.out.splitlines()] == ["step", "1", "3"]
+    assert "000002.parquet is a parquet file, but holds no rollouts" in captured.err
+    assert captured.err.endswith("The other steps are shown. Not readable either: 000004.parquet, 000005.parquet.\n")
+
+
+def test_a_pipe_is_not_waited_for(tmp_path, capsys):
+    run = write_run(tmp_path / "run", s1=[row()], failed_2=[row()])
+    os.mkfifo(run / "rollouts" / "000004.parquet")
+    os.mkfifo(tmp_path / "pipe.parquet")
+    os.mkfifo(run / "failed" / "step-000002.json")
+    assert "000004.parquet: not a readable rollout file (a folder, a pipe" in output_of(capsys, "show", str(run), code=6)
+    assert "is a pipe or a device" in output_of(capsys, "show", str(tmp_path / "pipe.parquet"), code=2)
+    assert "step failed-2" in output_of(capsys, "show", str(run), "--step", "failed")
+
+
+def test_a_file_without_rows_says_so(tmp_path, capsys):
+    run = write_run(tmp_path / "run", s1=[row()])
+    file = run / "rollouts" / "000001.parquet"
+    pq.write_table(pq.read_table(file).slice(0, 0), file)
+    assert "step 1 holds no rows" in output_of(capsys, "show", str(run), code=2)
+
+
+def test_reasons_that_are_as_frequent_stand_in_one_order(tmp_path, capsys):
+    both = [row(finish_reason=FinishReason.TRUNCATED), row()]
+    run = write_run(tmp_path / "run", s1=both, s2=both[::-1])
+    ended = [line["finish_reasons"] for line in json_of(capsys, "ls", str(run))]
+    assert list(ended[0]) != list(ended[1])
+    lines = output_of(capsys, "ls", str(run)).splitlines()[1:]
+    assert [line.split("\t")[-1] for line in lines] == ["50% stopped, 50% truncated"] * 2
+
+
 def test_a_pager_that_leaves_early_is_no_error(tmp_path):
     run = write_run(tmp_path / "run", s1=[row(prompt_row=p, completion="word " * 2000) for p in range(200)])
     command = f"set -o pipefail; {sys.executable} -m rloo_cli rollouts show {run} -n 200 --full | head -1"
