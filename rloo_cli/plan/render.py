@@ -107,7 +107,8 @@ def _disk(document: Mapping[str, Any]) -> Iterator[str]:
     if disk is None:
         return
     yield "Disk, estimated"
-    yield f"  {disk['count']} checkpoints of {_size(disk['checkpoint'])}, the final model {_size(disk['final'])}, rollouts at most {_size(disk['rollouts'])}"
+    checkpoints = f"{disk['count']} checkpoint{'' if disk['count'] == 1 else 's'}"
+    yield f"  {checkpoints} of {_size(disk['checkpoint'])}, the final model {_size(disk['final'])}, rollouts at most {_size(disk['rollouts'])}"
     yield f"  free now: {_size(disk['free'])} below {disk['folder']}"
 
 

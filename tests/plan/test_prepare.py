@@ -7,6 +7,7 @@ import pytest
 from rloo_cli.errors import DataError, RecipeError
 from rloo_cli.plan import extras
 from rloo_cli.plan.prepare import UNLIMITED, check_recipe, errors_placed, max_prompt_tokens
+from rloo_cli.plan.render import _disk
 from rloo_cli.plan.report import differences, notes, recipe_document
 from rloo_cli.plan.shipped import find_recipe, shipped_folder
 
@@ -129,3 +130,9 @@ def test_another_metric_for_the_best_model_is_refused_with_those_there_are(tmp_p
         RecipeError, match=rf"r\.yaml:11:24: run\.metric_for_best_model: no evaluation reports `{name}`; there are reward, .*pass@2"
     ):
         check(tmp_path, BEST + f"metric_for_best_model: {name}\n")
+
+
+@pytest.mark.parametrize(("count", "told"), [(1, "  1 checkpoint of "), (2, "  2 checkpoints of ")])
+def test_checkpoints_are_counted_in_words(count, told):
+    disk = {"count": count, "checkpoint": 1, "final": 1, "rollouts": 1, "free": 1, "folder": "runs"}
+    assert told in "\n".join(_disk({"disk": disk}))
