@@ -161,7 +161,21 @@ def _order_warnings(rows: Sequence[TriedRow], *, has_gold: bool) -> list[str]:
                 f"junk gets as much as the gold answer in {len(junk_wins)} of {len(judged)} rows: does it read the right column, "
                 "in the form that completions have?"
             )
+        found += _form_warnings(rows)
     return found
+
+
+def _form_warnings(rows: Sequence[TriedRow]) -> list[str]:
+    """A line where gold answers as the data has them are never paid, and the same answers in a box are."""
+    judged = [row for row in rows if not row.failures and any(probe.kind == GOLD for probe in row.probed.probes)]
+    paid = [row for row in judged if max(row.values_of(BOXED), default=0.0) > max(0.0, *row.values_of(JUNK))]
+    if not paid or any(value > 0 for row in judged for value in row.values_of(GOLD)):
+        return []
+    example = next(probe.text for probe in paid[0].probed.probes if probe.kind == BOXED)
+    return [
+        f"the bare gold answer is paid nothing, and the same in a box is ({len(paid)} of {len(judged)} rows): it wants {example}; "
+        "see that the prompts ask for that form"
+    ]
 
 
 def _typical_seconds(rows: Sequence[TriedRow]) -> float | None:

@@ -233,7 +233,7 @@ class _Search:
             return (
                 f"`{self.function}`: package `{parent_name}` has no module `{last}`.{_did_you_mean(last, submodules(parent.search or ()))}"
             )
-        where = f"`{self.function}`: no module `{module_name}` among the installed packages or below {self.code_dir}."
+        where = f"`{self.function}`: no module `{module_name}` among the installed packages or below the folder `{self.code_dir}` (--code-dir names another)."
         top = module_name.split(".")[0]
         if find_module(top, [str(Path.cwd())]) is not None and find_module(top, self.path) is None:
             return f"{where} One is in the working directory, which is not searched: add `--code-dir {Path.cwd()}`."

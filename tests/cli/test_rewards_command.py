@@ -166,6 +166,15 @@ def test_check_warns(task, capsys, name, warning):
     assert any(line.startswith(warning) for line in checked(capsys, f"mine.{name}")["warnings"])
 
 
+@pytest.mark.parametrize(("name", "is_told"), [("accuracy_reward", True), ("exact_match_reward", False), ("think_format_reward", False)])
+def test_check_tells_where_a_bare_gold_answer_is_not_enough(task, capsys, name, is_told):
+    line = (
+        "the bare gold answer is paid nothing, and the same in a box is (3 of 3 rows): it wants \\boxed{12}; "
+        "see that the prompts ask for that form"
+    )
+    assert (line in checked(capsys, name)["warnings"]) == is_told
+
+
 @pytest.mark.parametrize(
     ("name", "failed", "line"),
     [

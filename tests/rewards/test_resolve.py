@@ -159,7 +159,7 @@ def test_nothing_is_run(tmp_path):
         ("mine.TABLE", ["is a constant"]),
         ("mine.Scorer", ["is a class", "an instance"]),
         ("mine.system", ["is a module"]),
-        ("mien.score", ["no module `mien` among the installed packages or below ", "Did you mean `mine`?"]),
+        ("mien.score", ["no module `mien` among the installed packages or below the folder `", "--code-dir", "Did you mean `mine`?"]),
         ("pkg.mine.score", ["package `pkg` has no module `mine`", "Did you mean `min`?"]),
         ("mine.score.deep", ["`mine` is a module, not a package", "score, other"]),
         ("mine", ["no built-in reward `mine`", "`module.function`"]),
