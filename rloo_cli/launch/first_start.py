@@ -36,7 +36,8 @@ def attempt_undone(target: Target) -> Iterator[Path]:
     """
     folder = target.folder
     is_kept = target.resume is not None or folder.has_begun()
-    written = [file for file in (folder.recipe, folder.recipe_source, folder.environment, folder.trackers) if not file.exists()]
+    files = (folder.recipe, folder.recipe_source, folder.environment, folder.identity, folder.trackers)
+    written = [file for file in files if not file.exists()]
     made = [place for place in (folder.rollouts, folder.checkpoints, folder.tensorboard, folder.logs) if not place.exists()]
     attempt = folder.new_attempt()
     try:

@@ -8,6 +8,7 @@ import logging
 import os
 import shlex
 import sys
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
@@ -19,6 +20,7 @@ from rloo_cli.errors import RefusedError, StoppedError
 from rloo_cli.launch.first_start import attempt_undone, folder_undone
 from rloo_cli.launch.job import Job
 from rloo_cli.launch.joining import join_others
+from rloo_cli.launch.origin import refuse_other_batch, refuse_other_data, refuse_other_run, run_of
 from rloo_cli.launch.record import AttemptRecord, log_name, lost_neighbours_told
 from rloo_cli.launch.target import Target
 from rloo_cli.plan.prepare import CheckedRecipe, Prepared, errors_placed, prepare, reward_runner
@@ -138,7 +140,11 @@ def nothing_left(checked: CheckedRecipe, folder: RunFolder) -> bool:
         return finished is not None
     total = recorded(folder, "total_steps")
     return is_at_its_end(
-        checked.loaded.recipe, _recipe_of(folder), finished_step=finished, total_steps=total if isinstance(total, int) else finished
+        checked.loaded.recipe,
+        _recipe_of(folder),
+        run=folder.path,
+        finished_step=finished,
+        total_steps=total if isinstance(total, int) else finished,
     )
 
 
@@ -150,6 +156,8 @@ def _train(prepared: Prepared, job: Job, checkpoint: Checkpoint | None, console:
     if job.is_main:
         atomic.write_file(folder.recipe_source, loaded.source_text)
         atomic.write_json(folder.environment, _environment(prepared, job))
+        if folder.run_id() is None:
+            atomic.write_json(folder.identity, {"id": run_of(checkpoint) or uuid.uuid4().hex})
     logger.info("%d prompts, %d optimizer steps, %s", len(prepared.prompts), prepared.total_steps, loaded.batch)
     start = checkpoint.step if checkpoint is not None else 0
     with Progress(prepared.total_steps, start_step=start, logging_steps=recipe.run.logging_steps, console=console) as progress:
@@ -189,44 +197,26 @@ def _resumed(prepared: Prepared, job: Job, console: Console) -> tuple[Checkpoint
     if job.resume is None:
         return None, prepared
     if folder.recipe.is_file():
-        recipe, changes = recipe_for_resume(prepared.recipe, _recipe_of(folder))
+        recipe, changes = recipe_for_resume(prepared.recipe, _recipe_of(folder), run=folder.path)
         prepared = replace(prepared, recipe=recipe)
         for change in changes:
             _say(console, f"note: {change}")
-    _refuse_other_data(prepared, folder)
-    _refuse_other_batch(prepared, folder)
+    refuse_other_data(prepared, folder, recorded(folder, "data_fingerprint"))
+    refuse_other_batch(prepared, folder, recorded(folder, "completions_per_step"))
     finished = folder.finished_step()
     if finished is not None and finished >= prepared.total_steps:
         raise RefusedError(f"{folder.path} holds a finished run (step {finished}): there is nothing to go on with.")
     checkpoint = find_checkpoint(folder.checkpoints, job.resume)
     if checkpoint is not None:
+        refuse_other_run(checkpoint, folder)
         refuse_foreign(checkpoint, prepared.recipe)
+        refuse_other_data(prepared, folder, checkpoint.origin().get("data"))
+        refuse_other_batch(prepared, folder, checkpoint.origin().get("completions_per_step"))
     elif finished is not None:
         raise RefusedError(f"{folder.path} holds a finished run (step {finished}) and no checkpoint to go on from: start a new run.")
     where = f"from the checkpoint of step {checkpoint.step}" if checkpoint else "no checkpoint was saved, so from step 0"
     _say(console, f"resuming {folder.path}: {where}")
     return checkpoint, prepared
-
-
-def _refuse_other_data(prepared: Prepared, folder: RunFolder) -> None:
-    """Raise RefusedError where the prompts are not those that the run began with."""
-    was = recorded(folder, "data_fingerprint")
-    if was is not None and was != prepared.prompts.fingerprint:
-        raise RefusedError(
-            f"{prepared.prompts.source} has changed since {folder.path} began: the run would go on with other prompts. "
-            "Bring the data back, or start a new run."
-        )
-
-
-def _refuse_other_batch(prepared: Prepared, folder: RunFolder) -> None:
-    """Raise RefusedError where the number of processes makes a step of another size than the run's are."""
-    loaded, was = prepared.checked.loaded, recorded(folder, "completions_per_step")
-    if was is not None and was != loaded.batch.completions_per_step:
-        raise RefusedError(
-            f"a step of {folder.path} has {was} completions, and on {loaded.num_processes} process(es) it would have "
-            f"{loaded.batch.completions_per_step}: give the number of processes that the run had, or say "
-            "per_device_train_batch_size or gradient_accumulation_steps anew in a new run."
-        )
 
 
 def recorded(folder: RunFolder, key: str) -> object:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -51,12 +52,13 @@ LENGTH_FIELDS = {"training.max_steps", "training.num_train_epochs"}
 FLAT_SCHEDULES = {"constant", "constant_with_warmup"}
 
 
-def recipe_for_resume(new: Recipe, old: Recipe) -> tuple[Recipe, list[str]]:
-    """The recipe to go on with, and a line for each difference that is taken over.
+def recipe_for_resume(new: Recipe, old: Recipe, *, run: Path) -> tuple[Recipe, list[str]]:
+    """The recipe to go on with, and a line for each difference: what is taken over, and what the run has decided and keeps.
 
     Args:
         new: as the command line and the recipe file now say.
         old: the run's own resolved recipe.
+        run: its folder, for the message.
 
     Raises:
         RefusedError: a difference would change the run's numbers; each is listed.
@@ -66,13 +68,24 @@ def recipe_for_resume(new: Recipe, old: Recipe) -> tuple[Recipe, list[str]]:
         raise RefusedError(
             "\n".join(
                 [
-                    "the recipe differs from the run's in fields that change its numbers:",
+                    f"the recipe differs from that of {run} in fields that change its numbers:",
                     *refused,
                     "Give the same --set options as the run had (its environment.json has the command), or start a new run.",
                 ]
             )
         )
-    return _with_values(old, taken), changes
+    return _with_values(old, taken), [*changes, *_kept(new, old)]
+
+
+def _kept(new: Recipe, old: Recipe) -> list[str]:
+    """A line for each field that was asked for by name, and of which the run has decided otherwise."""
+    was, now = _flat(old), _flat(new)
+    return [
+        f"{field}: stays {was[field]!r}, as the run decided at its start ({now[field]!r} asks for a decision, and another one would change "
+        "its numbers)"
+        for field in DECIDED_FIELDS
+        if field.partition(".")[2] in new.training.model_fields_set and now[field] == DECIDED_FIELDS[field] != was[field]
+    ]
 
 
 def _differences(new: Recipe, old: Recipe) -> tuple[dict[str, Any], list[str], list[str]]:
@@ -91,19 +104,20 @@ def _differences(new: Recipe, old: Recipe) -> tuple[dict[str, Any], list[str], l
     return taken, [f"{field}: {now[field]!r} from here on (was {was.get(field)!r})" for field in taken], refused
 
 
-def is_at_its_end(new: Recipe, old: Recipe, *, finished_step: int, total_steps: int) -> bool:
+def is_at_its_end(new: Recipe, old: Recipe, *, run: Path, finished_step: int, total_steps: int) -> bool:
     """Whether a run that finished has nothing left to do under the recipe as it is now.
 
     Args:
         new: as the command line and the recipe file now say.
         old: the run's own.
+        run: its folder, for the message.
         finished_step: the step of its final model.
         total_steps: of which it was the end, or is to be since it was asked for more.
 
     Raises:
         RefusedError: the recipes differ in what changes the run's numbers.
     """
-    merged, _ = recipe_for_resume(new, old)
+    merged, _ = recipe_for_resume(new, old, run=run)
     if merged.training.max_steps > 0:
         return finished_step >= merged.training.max_steps
     is_longer = any(_flat(new)[field] != _flat(old)[field] for field in LENGTH_FIELDS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import re
@@ -59,6 +60,11 @@ class RunFolder:
     def environment(self) -> Path:
         """Versions, hardware, command."""
         return self.path / "environment.json"
+
+    @property
+    def identity(self) -> Path:
+        """The run's id, which every checkpoint holds as well."""
+        return self.path / "run.json"
 
     @property
     def metrics(self) -> Path:
@@ -132,6 +138,15 @@ class RunFolder:
         atomic.make_folder(folder)
         return folder
 
+    def run_id(self) -> str | None:
+        """The id that the first start gave the run; None where there is none that can be read."""
+        try:
+            document = json.loads(self.identity.read_bytes())
+        except (OSError, ValueError):
+            return None
+        found = document.get("id") if isinstance(document, dict) else None
+        return found if isinstance(found, str) else None
+
     def finished_step(self) -> int | None:
         """The step of the final model, or None where the run has not ended."""
         try:
@@ -181,7 +196,7 @@ class RunFolder:
             atomic.remove_file(probe)
         if self.final.exists() and not self.final.is_dir():
             raise StorageError(f"{self.final} is a file; the final model's folder has to go there: move it away.")
-        for file in (self.recipe, self.recipe_source, self.environment, self.metrics):
+        for file in (self.recipe, self.recipe_source, self.environment, self.identity, self.metrics):
             if file.is_dir():
                 raise StorageError(f"{file} is a folder; a file of that name has to go there: move it away.")
 

@@ -68,6 +68,7 @@ class TrainingRun:
         self.ranks = ranks
         self.position = position
         self.model_fingerprint = model_fingerprint
+        self._run_id = inputs.folder.run_id()
         self.saved_step = position.step if inputs.resume_from else 0
         self._row: dict[str, float] = {}
         self._save_seconds: float | None = None
@@ -281,7 +282,12 @@ class TrainingRun:
             "random": random_document,
             "metrics": {"offset": recorder.metrics.offset},
             "recipe": self.recipe.model_dump(mode="json"),
-            "origin": {"base_model": self.model_fingerprint},
+            "origin": {
+                "base_model": self.model_fingerprint,
+                "data": self.inputs.prompts.fingerprint,
+                "completions_per_step": self.inputs.batch.completions_per_step,
+                "run": self._run_id,
+            },
         }
         if self.position.experience is not None:
             documents["experience"], tensors["experience"] = save_experience(self.position.experience)

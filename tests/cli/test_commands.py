@@ -173,6 +173,7 @@ def test_train_leaves_a_whole_run_folder(finished):
         "recipe.yaml",
         "recipe.source.yaml",
         "environment.json",
+        "run.json",
         "metrics.jsonl",
         "rollouts",
         "checkpoints",

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from rloo_cli.errors import RefusedError
-from rloo_cli.plan.resume import recipe_for_resume
+from rloo_cli.plan import resume
 from rloo_cli.recipe.schema import Recipe
 
 
@@ -19,6 +21,10 @@ def recipe(**sections) -> Recipe:
     return Recipe.model_validate(document)
 
 
+def recipe_for_resume(new, old):
+    return resume.recipe_for_resume(new, old, run=Path("runs/mine"))
+
+
 def test_the_same_recipe_goes_on_without_a_word():
     assert recipe_for_resume(recipe(), recipe()) == (recipe(), [])
 
@@ -26,6 +32,20 @@ def test_the_same_recipe_goes_on_without_a_word():
 def test_what_auto_decided_at_the_start_stays():
     old = recipe(training={"bf16": False, "threads": 2, "layout": "packed", "head_chunk": None, "max_tokens_per_micro_batch": 4096})
     assert recipe_for_resume(recipe(), old) == (old, [])
+
+
+@pytest.mark.parametrize(("field", "asked", "was"), [("bf16", True, False), ("max_tokens_per_micro_batch", "auto", 4096)])
+def test_what_was_asked_for_and_stays_otherwise_is_said(field, asked, was):
+    old = recipe(training={field: was})
+    merged, changes = recipe_for_resume(recipe(training={field: asked}), old)
+    assert merged == old
+    assert [line.partition(", as")[0] for line in changes] == [f"training.{field}: stays {was!r}"]
+    assert recipe_for_resume(recipe(training={field: was}), old) == (old, [])
+
+
+def test_a_refusal_names_the_run():
+    with pytest.raises(RefusedError, match="differs from that of runs/mine in"):
+        recipe_for_resume(recipe(training={"learning_rate": 1e-3}), recipe())
 
 
 def test_safe_fields_are_taken_over_and_named():
