@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from rloo_cli.errors import RecipeError, RefusedError, StoppedError
+from rloo_cli.errors import RecipeError, RefusedError, StoppedError, StorageError
 from rloo_cli.launch.local import recorded, terminal, training_inputs
 from rloo_cli.plan.prepare import CheckedRecipe, check_recipe, errors_placed, prepare, reward_runner
 from rloo_cli.run.checkpoint import Checkpoint, find_checkpoint
@@ -48,6 +48,11 @@ def choose_subject(name: str, *, overrides: list[str], code_dir: str | None, che
 
 def _run_subject(folder: RunFolder, overrides: list[str], code_dir: str | None, checkpoint: str | None) -> Subject:
     code_dir = code_dir or _code_dir_of(folder)
+    if checkpoint is None and (damage := folder.final_damage()) is not None:
+        raise StorageError(
+            f"the final model of {folder.path} is damaged ({damage}): evaluate a checkpoint by `--checkpoint latest`, or have it written "
+            "anew by `rloo train … --resume`."
+        )
     if checkpoint is None and folder.finished_step() is not None:
         overrides = [*overrides, f"model.model_name_or_path={json.dumps(str(folder.final.resolve()))}", "model.random_weights=false"]
         checked = check_recipe(folder.recipe, overrides=overrides, code_dir=code_dir)

@@ -20,7 +20,7 @@ from rloo_cli.errors import RefusedError, StoppedError
 from rloo_cli.launch.first_start import attempt_undone, folder_undone
 from rloo_cli.launch.job import Job
 from rloo_cli.launch.joining import join_others
-from rloo_cli.launch.origin import refuse_other_batch, refuse_other_data, refuse_other_run, run_of
+from rloo_cli.launch.origin import final_written_anew, refuse_other_batch, refuse_other_data, refuse_other_run, refuse_past_the_end, run_of
 from rloo_cli.launch.record import AttemptRecord, log_name, lost_neighbours_told
 from rloo_cli.launch.target import Target
 from rloo_cli.plan.prepare import CheckedRecipe, Prepared, errors_placed, prepare, reward_runner
@@ -130,12 +130,12 @@ def _stops_before_training_told(folder: RunFolder) -> Iterator[None]:
 
 
 def nothing_left(checked: CheckedRecipe, folder: RunFolder) -> bool:
-    """Whether the run in a folder, which has a final model, is at its end under the recipe as it is now.
+    """Whether the run in a folder, which has a final model, is at its end under the recipe as it is now; a damaged one is no end.
 
     Raises:
         RefusedError: the recipe has changed in what matters.
     """
-    finished = folder.finished_step()
+    finished = folder.finished_step() if folder.final_damage() is None else None
     if finished is None or not folder.recipe.is_file():
         return finished is not None
     total = recorded(folder, "total_steps")
@@ -203,7 +203,8 @@ def _resumed(prepared: Prepared, job: Job, console: Console) -> tuple[Checkpoint
             _say(console, f"note: {change}")
     refuse_other_data(prepared, folder, recorded(folder, "data_fingerprint"))
     refuse_other_batch(prepared, folder, recorded(folder, "completions_per_step"))
-    finished = folder.finished_step()
+    damage = folder.final_damage()
+    finished = folder.finished_step() if damage is None else None
     if finished is not None and finished >= prepared.total_steps:
         raise RefusedError(f"{folder.path} holds a finished run (step {finished}): there is nothing to go on with.")
     checkpoint = find_checkpoint(folder.checkpoints, job.resume)
@@ -212,8 +213,11 @@ def _resumed(prepared: Prepared, job: Job, console: Console) -> tuple[Checkpoint
         refuse_foreign(checkpoint, prepared.recipe)
         refuse_other_data(prepared, folder, checkpoint.origin().get("data"))
         refuse_other_batch(prepared, folder, checkpoint.origin().get("completions_per_step"))
+        refuse_past_the_end(prepared, checkpoint)
     elif finished is not None:
         raise RefusedError(f"{folder.path} holds a finished run (step {finished}) and no checkpoint to go on from: start a new run.")
+    if damage is not None:
+        _say(console, final_written_anew(folder, damage, checkpoint))
     where = f"from the checkpoint of step {checkpoint.step}" if checkpoint else "no checkpoint was saved, so from step 0"
     _say(console, f"resuming {folder.path}: {where}")
     return checkpoint, prepared

@@ -40,6 +40,29 @@ def refuse_other_run(checkpoint: Checkpoint, folder: RunFolder) -> None:
         )
 
 
+def refuse_past_the_end(prepared: Prepared, checkpoint: Checkpoint) -> None:
+    """Raise RefusedError where a checkpoint is of a later step than the last that the recipe now asks for."""
+    if checkpoint.step > prepared.total_steps:
+        raise RefusedError(
+            f"training.max_steps: the run would end at step {prepared.total_steps}, and checkpoint {checkpoint.path} is of step "
+            f"{checkpoint.step}: ask for at least as many, or go on from an earlier checkpoint by --resume=STEP."
+        )
+
+
+def final_written_anew(folder: RunFolder, damage: str, checkpoint: Checkpoint | None) -> str:
+    """What to tell of a damaged final model.
+
+    Raises:
+        StorageError: there is no checkpoint that it could be written from again.
+    """
+    if checkpoint is None:
+        raise StorageError(
+            f"the final model of {folder.path} is damaged ({damage}), and there is no checkpoint to write it from again: restore it, or "
+            "start a new run."
+        )
+    return f"warning: the final model is damaged ({damage}): the run goes on from its checkpoint and writes it anew"
+
+
 def run_of(checkpoint: Checkpoint | None) -> str | None:
     """The id of the run that saved a checkpoint, or None where it does not say."""
     found = checkpoint.origin().get("run") if checkpoint is not None else None

@@ -157,6 +157,16 @@ class RunFolder:
         step = manifest.info.get("step")
         return step if isinstance(step, int) else None
 
+    def final_damage(self) -> str | None:
+        """What is wrong with the final model, every byte of it looked at; None where it is whole, or not there."""
+        if not self.final.exists():
+            return None
+        try:
+            Manifest.read(self.final).verify(self.final)
+        except DamagedError as damage:
+            return str(damage)
+        return None
+
     def has_begun(self) -> bool:
         """Whether there is more than attempts leave that ended before training: their logs, and folders with nothing in them yet."""
         names = set(_names(self.path)) - {self.lock_file.name, self.logs.name, self.rollouts.name, self.checkpoints.name}

@@ -67,3 +67,45 @@ def test_a_checkpoint_of_another_run_is_refused_naming_both(place, run, capsys, 
     assert f"{other} is of another run" in message
     assert str(run) in message
     assert (run / "metrics.jsonl").read_text() == before
+
+
+def damage_final(run):
+    weights = run / "final" / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-3] ^= 1
+    weights.write_bytes(data)
+    return bytes(data)
+
+
+def test_a_damaged_final_model_is_not_evaluated(run, capsys):
+    damage_final(run)
+    assert exit_code_of(["eval", str(run), "--set", "max_eval_samples=1"]) == 6
+    assert "model.safetensors: damaged" in capsys.readouterr().err
+    assert exit_code_of(["eval", str(run), "--set", "max_eval_samples=1", "--checkpoint", "latest"]) == 0
+
+
+def test_auto_says_that_a_final_model_is_damaged_and_writes_it_anew(place, run, capsys):
+    whole = (run / "final" / "model.safetensors").read_bytes()
+    assert damage_final(run) != whole
+    again = ["train", str(place / "smoke.yaml"), "--output-dir", str(run), *SETTINGS, "--resume=auto"]
+    assert exit_code_of(again) == 0
+    assert "the final model is damaged" in " ".join(capsys.readouterr().out.split())
+    assert (run / "final" / "model.safetensors").read_bytes() == whole
+    assert exit_code_of(again) == 0
+    assert "finished already" in capsys.readouterr().out
+
+
+def test_a_damaged_final_model_without_a_checkpoint_is_an_error(place, run, capsys):
+    changed = damage_final(run)
+    shutil.rmtree(run / "checkpoints")
+    assert resume(place, run, "--resume=auto") == 6
+    assert "no checkpoint to write it from" in capsys.readouterr().err
+    assert (run / "final" / "model.safetensors").read_bytes() == changed
+
+
+def test_an_end_before_the_step_reached_is_refused(place, run, capsys):
+    shutil.rmtree(run / "final")
+    assert resume(place, run, "--resume", "--set", "max_steps=1") == 2
+    message = capsys.readouterr().err
+    assert "would end at step 1" in message
+    assert "is of step 2" in message
