@@ -193,6 +193,7 @@ def new(
     pytest my-task/test_my_reward.py
     """
     from rloo_cli.inspect.skeleton import write_skeleton
+    from rloo_cli.inspect.visible import visible
 
     paths = write_skeleton(name, Path(folder))
     function = name if "." in name else f"{name}.{name}"
@@ -203,9 +204,9 @@ def new(
         return
     where = "" if folder == "." else f" --code-dir {folder}"
     for path in paths:
-        typer.echo(f"written: {path}")
-    typer.echo(f"test it:   pytest {paths[1]}")
-    typer.echo(f"check it:  rloo rewards check {function}{where} --data prompts.jsonl")
+        typer.echo(visible(f"written: {path}"))
+    typer.echo(visible(f"test it:   pytest {paths[1]}"))
+    typer.echo(visible(f"check it:  rloo rewards check {function}{where} --data prompts.jsonl"))
     typer.echo(f"use it:    rewards: [{{function: {function}}}]")
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rloo_cli.cli.arguments import CodeDirOption, QuietOption, RecipeArgument, SetOption, TrustOption
-from rloo_cli.errors import InterruptedTwiceError, NeighbourError, StoppedError
+from rloo_cli.errors import EngineError, InterruptedTwiceError, NeighbourError, StoppedError
 
 if TYPE_CHECKING:
     from rloo_cli.launch.given import Place
@@ -63,11 +63,13 @@ def train(
     The run folder holds metrics.jsonl (a line a step), rollouts/ (every completion), checkpoints/, logs/ and final/, the model.
     Ctrl-C saves a checkpoint and leaves with exit code 75; a second one leaves at once.
     """
+    from rloo_cli.inspect.visible import visible
     from rloo_cli.launch.given import failure_told, place_of, refuse_other_number, tell_nothing
     from rloo_cli.launch.local import nothing_left
     from rloo_cli.launch.target import choose_target
     from rloo_cli.plan.prepare import check_recipe
     from rloo_cli.plan.report import launch_command
+    from rloo_cli.run.checkpoint import list_steps
 
     place = place_of(os.environ)
     if place is not None and place.rank > 0:
@@ -90,19 +92,23 @@ def train(
         if target.finished and nothing_left(checked, target.folder):
             if place is not None:
                 tell_nothing(place)
-            typer.echo(f"{target.folder.path}: finished already, nothing to do")
+            typer.echo(f"{visible(str(target.folder.path))}: finished already, nothing to do")
             return
         if not quiet:
             for notice in loaded.notices:
                 typer.echo(f"note: {notice}", err=True)
         try:
             _launcher(checked, place)(checked, target, trust_remote_code=trust_remote_code, quiet=quiet)
-        except (StoppedError, InterruptedTwiceError) as stop:
+        except (StoppedError, InterruptedTwiceError, EngineError) as stop:
             command = launch_command(
                 recipe, overrides, code_dir=code_dir, trust_remote_code=trust_remote_code, resume_in=str(target.folder.path)
             )
-            raise type(stop)(f"{stop.message}\n  {command}") from stop
-    typer.echo(f"done: {target.folder.path} (metrics.jsonl, rollouts/, final/)")
+            if not isinstance(stop, EngineError):
+                raise type(stop)(f"{stop.message}\n  {command}") from stop
+            if not list_steps(target.folder.checkpoints):
+                raise
+            raise EngineError(f"{stop.message} To go on: {command}") from stop
+    typer.echo(f"done: {visible(str(target.folder.path))} (metrics.jsonl, rollouts/, final/)")
 
 
 def _launcher(checked: CheckedRecipe, place: Place | None) -> Callable[..., None]:

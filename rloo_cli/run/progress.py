@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
@@ -46,7 +47,16 @@ SHOWN_EVALUATION = (
 
 
 class LastingConsole(Console):
-    """A console that falls silent when its reader goes away (`rloo train … | head`), where rich would end the program."""
+    """A console that falls silent when its reader goes away (`rloo train … | head`), where rich would end the program.
+
+    What a terminal would obey in a text, such as a folder's name, is spelled out.
+    """
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """The text as rich has it."""
+        if not text.isprintable():
+            text = "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)
+        return super().render_str(text, **options)
 
     def on_broken_pipe(self) -> None:
         """Say no more; the run goes on."""

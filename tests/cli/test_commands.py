@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shlex
 import signal
 import subprocess
 import sys
@@ -209,6 +210,34 @@ def test_eval_of_a_run_needs_no_recipe_and_writes_nothing(finished, capsys):
     assert found[0] == found[1]
     assert found[0]["eval/prompts"] == 4
     assert sorted(finished.rglob("*")) == before
+
+
+def test_an_engine_that_fails_ends_with_the_command_that_goes_on(tmp_path, monkeypatch, capsys):
+    from rloo_cli.rollout.transformers_engine import TransformersEngine
+
+    generate, recipe, folder = TransformersEngine.generate, write_recipe(tmp_path), tmp_path / "a \x1b[2J run"
+
+    def failing(self, *arguments, **options):
+        if self.weights_version:
+            raise EngineError("the engine fell over.")
+        return generate(self, *arguments, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(TransformersEngine, "generate", failing)
+        assert exit_code_of(["train", str(recipe), "--output-dir", str(folder), "--code-dir", str(ROOT / "recipes"), "--quiet"]) == 5
+    (error,) = capsys.readouterr().err.splitlines()
+    said, _, command = error.partition(" To go on: ")
+    assert said == "error: the engine fell over. Step 1 is saved; --resume goes on from there."
+    assert shlex.split(command.replace("\\x1b", "\x1b")) == [
+        *("rloo", "train", str(recipe), "--code-dir", str(ROOT / "recipes"), "--output-dir", str(folder), "--resume")
+    ]
+    assert exit_code_of(shlex.split(command.replace("\\x1b", "\x1b"))[1:]) == 0
+    captured = capsys.readouterr()
+    assert "\x1b" not in captured.out + captured.err
+    assert "a \\x1b[2J run: from the checkpoint of step 1" in captured.out
+    assert f"done: {tmp_path}/a \\x1b[2J run (" in captured.out
+    assert exit_code_of(["train", str(recipe), "--output-dir", str(folder), "--code-dir", str(ROOT / "recipes"), "--resume=auto"]) == 0
+    assert capsys.readouterr().out == f"{tmp_path}/a \\x1b[2J run: finished already, nothing to do\n"
 
 
 def test_plan_tells_everything_as_json(capsys):
