@@ -149,6 +149,7 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
         evaluates = recipe.evaluation.eval_strategy != "no" or recipe.evaluation.eval_on_start
     if evaluates and recipe.data.dataset_test_split is not None:
         eval_prompts = load(recipe.data.dataset_test_split, recipe.evaluation.max_eval_samples)
+    check_vllm_length(recipe, max(int(found.lengths.max()) for found in (prompts, eval_prompts) if found is not None))
     return Prepared(
         checked=checked,
         recipe=recipe,
@@ -179,6 +180,17 @@ def max_prompt_tokens(recipe: Recipe, context: int | None) -> int:
             f"{recipe.model.model_name_or_path} has {context} tokens."
         )
     return min(asked, room) if asked is not None else room
+
+
+def check_vllm_length(recipe: Recipe, longest_prompt: int) -> None:
+    """Raise RecipeError where vLLM in this process is given less room, in tokens, than the longest prompt with its completion needs."""
+    generation = recipe.generation
+    given, needed = generation.vllm_max_model_length, longest_prompt + (generation.max_completion_length or 1)
+    if generation.use_vllm and generation.vllm_mode == "colocate" and given is not None and given < needed:
+        raise RecipeError(
+            f"generation.vllm_max_model_length: {given} is too small: the longest prompt has {longest_prompt:,} tokens, and with its "
+            f"completion {needed} are needed; say that or more, or leave the field out."
+        )
 
 
 def _check_vocabulary(recipe: Recipe, prompts: PromptSet, size: int | None) -> None:

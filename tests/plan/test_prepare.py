@@ -6,7 +6,8 @@ import pytest
 
 from rloo_cli.errors import DataError, RecipeError
 from rloo_cli.plan import extras
-from rloo_cli.plan.prepare import UNLIMITED, check_recipe, errors_placed, max_prompt_tokens
+from rloo_cli.plan import prepare as prepare_module
+from rloo_cli.plan.prepare import UNLIMITED, check_recipe, check_vllm_length, errors_placed, max_prompt_tokens, prepare, reward_runner
 from rloo_cli.plan.render import _disk
 from rloo_cli.plan.report import differences, notes, recipe_document
 from rloo_cli.plan.shipped import find_recipe, shipped_folder
@@ -136,3 +137,27 @@ def test_another_metric_for_the_best_model_is_refused_with_those_there_are(tmp_p
 def test_checkpoints_are_counted_in_words(count, told):
     disk = {"count": count, "checkpoint": 1, "final": 1, "rollouts": 1, "free": 1, "folder": "runs"}
     assert told in "\n".join(_disk({"disk": disk}))
+
+
+@pytest.mark.parametrize(("given", "completion", "is_refused"), [(39, 30, True), (40, 30, False), (10, None, True), (11, None, False)])
+def test_vllm_has_room_for_the_longest_prompt_and_its_completion(tmp_path, given, completion, is_refused):
+    completion_text = "null" if completion is None else completion
+    text = f"generation:\n  use_vllm: true\n  max_completion_length: {completion_text}\n  vllm_max_model_length: {given}\n"
+    loaded = check(tmp_path, text).loaded
+    if not is_refused:
+        check_vllm_length(loaded.recipe, 10)
+        return
+    with pytest.raises(RecipeError) as caught, errors_placed(loaded):
+        check_vllm_length(loaded.recipe, 10)
+    needed = 10 + (completion or 1)
+    assert f"r.yaml:10:26: generation.vllm_max_model_length: {given} is too small: the longest prompt has 10 tokens" in caught.value.message
+    assert f"{needed} are needed" in caught.value.message
+
+
+def test_the_longest_prompt_of_the_data_counts(monkeypatch):
+    monkeypatch.setattr(prepare_module, "check_vllm", lambda recipe: None)
+    settings = ["generation.use_vllm=true", "training.bf16=false", "generation.vllm_max_model_length=9"]
+    checked = check_recipe("smoke", overrides=settings)
+    with pytest.raises(RecipeError, match=r"vllm_max_model_length: 9 is too small: the longest prompt has \d+ tokens"):
+        with reward_runner(checked, log_dir=None) as rewards, errors_placed(checked.loaded):
+            prepare(checked, rewards)
