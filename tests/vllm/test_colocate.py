@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import logging
-import tempfile
 
 import colocated
 import pytest
@@ -348,14 +346,3 @@ def test_what_this_platform_or_vllm_cannot_do_is_told_at_the_start(tmp_path, cap
         engine_for(tmp_path, model, max_model_length=100_000)
     with caplog.at_level(logging.ERROR), pytest.raises(EngineError, match="Unsupported CPU attention configuration: head_dim=16"):
         engine_for(tmp_path, tiny.qwen2())
-
-
-def test_nothing_of_a_closed_engine_stays_in_the_folder_for_temporary_files(tmp_path, monkeypatch):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "tmp").mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    engine = engine_for(tmp_path / "model", build("qwen2"))
-    assert [path.name for path in (tmp_path / "tmp").rglob("group")] == ["group"]
-    engine.close()
-    gc.collect()
-    assert not [path for path in (tmp_path / "tmp").rglob("*") if "vllm" in str(path.relative_to(tmp_path))]

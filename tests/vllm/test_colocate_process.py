@@ -50,14 +50,18 @@ def outcome(tmp_path_factory):
     out = folder / "states.json"
     script = SCRIPT.format(tests=str(TESTS), folder=str(folder), out=str(out))
     plain = {name: value for name, value in os.environ.items() if name not in ("TORCH_COMPILE_DISABLE", "OMP_NUM_THREADS")}
+    temporary = folder / "temporary"
+    temporary.mkdir()
+    plain["TMPDIR"] = str(temporary)
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script], capture_output=True, text=True, timeout=250, env=plain, check=False
     )
-    return done, json.loads(out.read_text()) if out.exists() else []
+    states = json.loads(out.read_text()) if out.exists() else []
+    return done, states, [path.name for path in temporary.iterdir()]
 
 
 def test_it_ends_well(outcome):
-    done, states = outcome
+    done, states, _ = outcome
     assert (done.returncode, len(states)) == (0, 4), done.stderr[-2000:]
 
 
@@ -70,9 +74,14 @@ def test_building_using_and_closing_changes_nothing(outcome, what):
     assert [state[what] for state in later] == [before[what]] * 3
 
 
+def test_no_file_of_its_own_is_left_in_the_folder_for_temporary_ones(outcome):
+    """torch's cache of compiled code stays: it serves the next process."""
+    assert [name for name in outcome[2] if not name.startswith("torchinductor_")] == []
+
+
 def test_nothing_but_log_records_reaches_the_terminal(outcome):
     """What stands there without a logging handler of ours are records (Python's last resort prints warnings bare)."""
-    done, _ = outcome
+    done, _, _ = outcome
     assert done.stdout == ""
     assert "Gloo" not in done.stderr
     assert "[W" not in done.stderr  # torch's C++ warnings
