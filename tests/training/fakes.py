@@ -88,7 +88,9 @@ def make_prompts(count=5, seed=0):
 
 
 class FakePrompts(list):
-    """Prompts with the lengths that a PromptSet has."""
+    """Prompts with the lengths and the fingerprint that a PromptSet has."""
+
+    fingerprint = "f" * 64
 
     @property
     def lengths(self):
