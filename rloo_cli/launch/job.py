@@ -12,7 +12,7 @@ from rloo_cli.errors import RlooError
 from rloo_cli.plan.prepare import CheckedRecipe
 from rloo_cli.recipe.batch import plan_batches
 from rloo_cli.recipe.load import LoadedRecipe
-from rloo_cli.recipe.schema import Recipe
+from rloo_cli.recipe.schema import Recipe, TrainingSection
 from rloo_cli.rewards.resolve import find_reward
 from rloo_cli.run.folder import RunFolder
 
@@ -54,6 +54,7 @@ def dump_job(job: Job) -> str:
     loaded = job.checked.loaded
     document = {
         "recipe": loaded.recipe.model_dump(mode="json"),
+        "asked": sorted(loaded.recipe.training.model_fields_set),
         "num_processes": loaded.num_processes,
         "path": str(loaded.path),
         "source_text": loaded.source_text,
@@ -84,6 +85,8 @@ def read_job(text: str, *, rank: int) -> Job:
 
 def _job(document: Mapping[str, Any], rank: int) -> Job:
     recipe = Recipe.model_validate_json(json.dumps(document["recipe"]))
+    training = TrainingSection.model_construct(_fields_set=set(document["asked"]), **dict(recipe.training))
+    recipe = recipe.model_copy(update={"training": training})
     places, path, code_dir = document["places"], document["path"], Path(document["code_dir"])
     count = document["num_processes"]
     loaded = LoadedRecipe(

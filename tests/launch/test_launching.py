@@ -150,6 +150,8 @@ def test_a_rank_is_told_all_that_was_decided(tmp_path):
     )
     told = read_job(dump_job(job), rank=1)
     assert told.checked.loaded.recipe == checked.loaded.recipe
+    assert told.checked.loaded.recipe.training.model_fields_set == checked.loaded.recipe.training.model_fields_set
+    assert "threads" not in told.checked.loaded.recipe.training.model_fields_set
     assert told.checked.loaded.batch == checked.loaded.batch
     assert told.checked.sources == checked.sources
     assert told.checked.loaded.locate("rewards[1].function") == checked.loaded.locate("rewards[1].function")
