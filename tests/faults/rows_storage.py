@@ -348,7 +348,7 @@ def foreign_checkpoint(bench):
     config.write_text(whole)
     stranger = stopped_after_two_saves(bench, settings=["num_generations=2"])
     from_elsewhere = bench.train(f"--resume={stranger.folder / 'checkpoints' / SAVED}", folder=base)
-    bench.check(from_elsewhere, code=2, says=["another recipe's", "generation.num_generations: 2"], lines=9, where="another run's: ")
+    bench.check(from_elsewhere, code=2, says=["is of another run"], where="another run's: ")
     bench.expect("nothing lost", tree(base.folder / "checkpoints") == before, "the checkpoints were changed")
     newer = shutil.copytree(base.folder, bench.root / "newer")
     pretend_version(newer / "checkpoints" / SAVED, "9.9.0")
