@@ -15,9 +15,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rloo_cli.errors import NeighbourError, RefusedError, RlooError, StoppedError
-from rloo_cli.launch.job import Job, dump_job, read_job
+from rloo_cli.launch.job import dump_job, read_job
 from rloo_cli.launch.joining import refuse_sharded
-from rloo_cli.launch.local import held, kept_command, train_rank
+from rloo_cli.launch.local import held, new_job, train_rank
 from rloo_cli.launch.record import lost_neighbours_told
 from rloo_cli.launch.target import Target
 from rloo_cli.plan.prepare import CheckedRecipe
@@ -96,16 +96,8 @@ def train_and_tell(place: Place, checked: CheckedRecipe, target: Target, *, trus
         RlooError: each kind with its exit code.
     """
     with held(target) as (attempt, notes), StopSignal() as stop:
-        job = Job(
-            checked=checked,
-            folder=target.folder,
-            resume=target.resume,
-            attempt=attempt,
-            command=kept_command(),
-            trust_remote_code=trust_remote_code,
-            quiet=quiet,
-            notes=(*notes, f"{place.world_size} processes train together, started by a launcher of yours"),
-        )
+        notes = (*notes, f"{place.world_size} processes train together, started by a launcher of yours")
+        job = new_job(checked, target, attempt, notes, trust_remote_code=trust_remote_code, quiet=quiet)
         store = _store(place)  # which is here, where no agent has it, as long as it is held
         store.set(_key(), DECIDED + dump_job(job))
         train_rank(job, stop)

@@ -51,17 +51,21 @@ def train_here(checked: CheckedRecipe, target: Target, *, trust_remote_code: boo
         RlooError: each kind with its exit code; the traceback is in the attempt's log.
     """
     with held(target) as (attempt, notes), StopSignal() as stop:
-        job = Job(
-            checked=checked,
-            folder=target.folder,
-            resume=target.resume,
-            attempt=attempt,
-            command=kept_command(),
-            trust_remote_code=trust_remote_code,
-            quiet=quiet,
-            notes=notes,
-        )
-        train_rank(job, stop)
+        train_rank(new_job(checked, target, attempt, notes, trust_remote_code=trust_remote_code, quiet=quiet), stop)
+
+
+def new_job(checked: CheckedRecipe, target: Target, attempt: Path, notes: tuple[str, ...], *, trust_remote_code: bool, quiet: bool) -> Job:
+    """What this command line asks of its main rank."""
+    return Job(
+        checked=checked,
+        folder=target.folder,
+        resume=target.resume,
+        attempt=attempt,
+        command=kept_command(),
+        trust_remote_code=trust_remote_code,
+        quiet=quiet,
+        notes=notes,
+    )
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from rloo_cli.errors import RefusedError, StoppedError
 from rloo_cli.launch.endings import Ending, error_of
 from rloo_cli.launch.job import Job, dump_job
 from rloo_cli.launch.joining import refuse_sharded
-from rloo_cli.launch.local import held, kept_command
+from rloo_cli.launch.local import held, new_job
 from rloo_cli.launch.rank import BOOT, LAUNCHER
 from rloo_cli.launch.record import log_name
 from rloo_cli.launch.target import Target
@@ -56,16 +56,8 @@ def train_in_processes(checked: CheckedRecipe, target: Target, *, trust_remote_c
     if 0 < gpus < count:
         raise RefusedError(f"run.num_processes: {count} processes need a GPU each, and {gpus} can be seen.")
     with held(target) as (attempt, notes), logging_to(attempt / "launch.log", environment=os.environ), StopSignal() as stop:
-        job = Job(
-            checked=checked,
-            folder=target.folder,
-            resume=target.resume,
-            attempt=attempt,
-            command=kept_command(),
-            trust_remote_code=trust_remote_code,
-            quiet=quiet,
-            notes=(*notes, f"{count} processes train together, {'a GPU each' if gpus else 'on the CPU'}"),
-        )
+        notes = (*notes, f"{count} processes train together, {'a GPU each' if gpus else 'on the CPU'}")
+        job = new_job(checked, target, attempt, notes, trust_remote_code=trust_remote_code, quiet=quiet)
         logger.info("%s", shlex.join(job.command))
         with _Ranks(job, environments(count, os.environ, gpus=gpus)) as ranks:
             endings = ranks.wait(stop)

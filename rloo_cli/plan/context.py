@@ -28,14 +28,16 @@ def load_config(model: ModelSection, *, trust_remote_code: bool) -> PreTrainedCo
         ) from error
 
 
-def context_length(model: ModelSection, *, trust_remote_code: bool) -> int | None:
+def context_length(config: PreTrainedConfig) -> int | None:
     """Positions that the model was built for, or None where its configuration does not say."""
-    text = load_config(model, trust_remote_code=trust_remote_code).get_text_config()
-    length = getattr(text, "max_position_embeddings", None)
-    return length if isinstance(length, int) and length > 0 else None
+    return _count(config, "max_position_embeddings")
 
 
-def vocabulary_size(model: ModelSection, *, trust_remote_code: bool) -> int | None:
+def vocabulary_size(config: PreTrainedConfig) -> int | None:
     """Token ids that the model has, or None where its configuration does not say."""
-    size = getattr(load_config(model, trust_remote_code=trust_remote_code).get_text_config(), "vocab_size", None)
-    return size if isinstance(size, int) and size > 0 else None
+    return _count(config, "vocab_size")
+
+
+def _count(config: PreTrainedConfig, name: str) -> int | None:
+    value = getattr(config.get_text_config(), name, None)
+    return value if isinstance(value, int) and value > 0 else None

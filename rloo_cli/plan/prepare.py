@@ -127,14 +127,15 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
     from rloo_cli.data.chat import load_tokenizer
     from rloo_cli.data.dataset import load_prompts
     from rloo_cli.data.model_folder import check_weights
-    from rloo_cli.plan.context import context_length, vocabulary_size
+    from rloo_cli.plan.context import context_length, load_config, vocabulary_size
     from rloo_cli.run.logs import quiet_libraries
 
     quiet_libraries()
     recipe, batch = checked.loaded.recipe, checked.loaded.batch
     tokenizer = load_tokenizer(recipe.model, trust_remote_code=trust_remote_code)
     check_weights(recipe.model)
-    context = context_length(recipe.model, trust_remote_code=trust_remote_code)
+    config = load_config(recipe.model, trust_remote_code=trust_remote_code)
+    context = context_length(config)
     limit = max_prompt_tokens(recipe, context)
 
     def load(split: str, max_samples: int | None) -> PromptSet:
@@ -142,7 +143,7 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
 
     prompts = load(recipe.data.dataset_train_split, recipe.data.max_train_samples)
     _check_columns(checked, prompts)
-    _check_vocabulary(recipe, prompts, vocabulary_size(recipe.model, trust_remote_code=trust_remote_code))
+    _check_vocabulary(recipe, prompts, vocabulary_size(config))
     notices = rewards.check_rows({name: prompts.column(name) for name in prompts.columns})
     eval_prompts = None
     if evaluates is None:

@@ -119,10 +119,3 @@ def read_rank_reports(attempt: Path) -> list[RankReport]:
     """The reports of all ranks that left one, by rank."""
     reports = [RankReport(**json.loads(path.read_text())) for path in attempt.glob("rank-*.json")]
     return sorted(reports, key=lambda report: report.rank)
-
-
-def deciding_report(reports: list[RankReport]) -> RankReport | None:
-    """The first failure that was not a neighbour's, else the first failure, else None."""
-    failures = [report for report in reports if report.exit_code]
-    own = [report for report in failures if not report.neighbour]
-    return next(iter(own or failures), None)

@@ -8,9 +8,6 @@ import json
 import torch
 from transformers import PreTrainedModel
 
-SAMPLED = 64
-"""Values of each tensor that the digest in early checkpoints looked at."""
-
 NAMES_ONLY = {"_name_or_path", "transformers_version"}
 """What a configuration says of where it lies and who wrote it, at any depth."""
 
@@ -26,17 +23,6 @@ def fingerprint(model: PreTrainedModel) -> str:
     for name, tensor in sorted(model.state_dict().items()):
         digest.update(f"\n{name} {tuple(tensor.shape)} {tensor.dtype}\n".encode())
         digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy())
-    return digest.hexdigest()
-
-
-def sampled_fingerprint(model: PreTrainedModel) -> str:
-    """The digest that early checkpoints hold: a sha256 in hex of the names, shapes and evenly spread values of all tensors."""
-    digest = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(f"{name} {tuple(tensor.shape)}\n".encode())
-        flat = tensor.detach().reshape(-1)
-        sample = flat[:: max(1, flat.numel() // SAMPLED)]
-        digest.update(sample.to("cpu", torch.float64).numpy().tobytes())
     return digest.hexdigest()
 
 

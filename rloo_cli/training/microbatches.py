@@ -94,11 +94,6 @@ def _parts(count: int, parts: int) -> list[range]:
     return [cut for cut in cuts if len(cut)]
 
 
-def filler(token: int) -> list[GroupRows]:
-    """A micro-batch of one token, for a rank that has none left while a forward pass needs all ranks. Its row number means nothing."""
-    return [GroupRows(group=0, prompt_ids=(token,), rows=(0,), completion_ids=((token,),))]
-
-
 def cuts_a_group(micro_batches: Sequence[Sequence[GroupRows]]) -> bool:
     """Whether some group's rows lie in more than one micro-batch."""
     groups = [piece.group for batch in micro_batches for piece in batch]

@@ -16,7 +16,7 @@ from rloo_cli.training import auto
 from rloo_cli.training.engines import EngineMaker, prepare_engine
 from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.policy import Policy, disable_dropout, load_model
-from rloo_cli.training.strategy import Replicated, Strategy
+from rloo_cli.training.strategy import Replicated
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Device:
     ranks: Ranks
     generating_ranks: Ranks
     """The same, by lines of their own where a batch is collected while another trains."""
-    strategy: Strategy
+    strategy: Replicated
 
 
 def prepare_device(inputs: TrainingInputs, stack: ExitStack) -> Device:

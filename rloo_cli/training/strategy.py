@@ -1,9 +1,8 @@
-"""How the weights lie over the ranks, and what an update needs of them: the seam between the updater and DDP, FSDP or ZeRO."""
+"""How the weights lie over the ranks, and what an update needs of that: the seam where sharded weights would come in."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -17,44 +16,8 @@ BUCKET_BYTES = 64 << 20
 """Gradients are summed in pieces of this size: large enough to be quick, small enough to have beside them."""
 
 
-class Strategy(Protocol):
-    """Where weights, gradients and optimizer state are."""
-
-    loss_scale: float
-    """What the loss is multiplied by, so that gradients come out as the sum over ranks: their number, where they are averaged."""
-    is_lockstep: bool
-    """Whether every forward pass is a collective, so that all ranks make the same number of them."""
-
-    def prepare(self, policy: Policy) -> Policy:
-        """The policy as it is trained, on its device."""
-        ...
-
-    def prepare_reference(self, reference: Policy) -> Policy:
-        """The reference, laid out as the policy is."""
-        ...
-
-    def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
-        """Add the gradient of a micro-batch; `is_last` of the step on this rank."""
-        ...
-
-    def gradient_norm(self) -> tuple[torch.Tensor, str]:
-        """(norm of the step's whole gradient, summed over ranks; name of a parameter where it is not finite, else '')."""
-        ...
-
-    def step(self, optimizer: OptimizerAndSchedule, *, norm: torch.Tensor, max_norm: float) -> float:
-        """Clip the gradient, update the weights, advance the schedule; returns the learning rate that was used."""
-        ...
-
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every whole tensor of the model by its state dict's name, one after another; a collective where weights are sharded."""
-        ...
-
-
 class Replicated:
     """Every rank has all of it, a single process too; gradients are summed over the ranks once a step."""
-
-    loss_scale = 1.0
-    is_lockstep = False
 
     def __init__(self, accelerator: Accelerator, ranks: Ranks) -> None:
         self.accelerator = accelerator
@@ -71,14 +34,6 @@ class Replicated:
         """The policy on its device, not wrapped: a wrapper would communicate in each backward pass."""
         self._policy = self.accelerator.prepare_model(policy, evaluation_mode=self.ranks.world_size > 1)
         return self._policy
-
-    def prepare_reference(self, reference: Policy) -> Policy:
-        """The reference as it is."""
-        return reference
-
-    def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
-        """Add the gradient of a micro-batch."""
-        self.accelerator.backward(loss)
 
     def gradient_norm(self) -> tuple[torch.Tensor, str]:
         """(norm of the gradient, which is now the sum over ranks; name of a parameter where it is not finite, else '')."""
@@ -100,10 +55,6 @@ class Replicated:
         if max_norm:
             torch.nn.utils.clip_grads_with_norm_(self._trainable(), max_norm, norm)
         return optimizer.step()
-
-    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Every tensor of the model by its state dict's name."""
-        yield from self.policy.model.state_dict().items()
 
     def _trainable(self) -> list[torch.nn.Parameter]:
         return [p for p in self.policy.parameters() if p.requires_grad]

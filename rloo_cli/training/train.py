@@ -22,7 +22,7 @@ from rloo_cli.training import auto
 from rloo_cli.training.collector import Collector
 from rloo_cli.training.evaluation import evaluate
 from rloo_cli.training.experience import Experience
-from rloo_cli.training.fingerprint import fingerprint, sampled_fingerprint
+from rloo_cli.training.fingerprint import fingerprint
 from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.loop import run_loop
 from rloo_cli.training.optimizer import build_optimizer
@@ -73,14 +73,14 @@ def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
     device = prepare_device(inputs, stack)
     accelerator, low = device.accelerator, device.low_precision
     model = load(inputs)
-    origin = fingerprint(model)
-    _refuse_other_model(inputs, model, origin)
+    origin = device.ranks.broadcast(fingerprint(model) if device.ranks.is_main else "")  # it reads the whole model: once is enough
+    _refuse_other_model(inputs, origin)
     model = model.to(accelerator.device)
     policy, recipe = make_policy(inputs, model, device)
     inputs = replace(inputs, recipe=recipe)
     if device.ranks.is_main:
         write_file(inputs.folder.recipe, dump_recipe(recipe))
-    reference = device.strategy.prepare_reference(make_reference(policy, low_precision=low)) if recipe.algorithm.beta > 0 else None
+    reference = make_reference(policy, low_precision=low) if recipe.algorithm.beta > 0 else None
     if recipe.training.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     policy = device.strategy.prepare(policy)
@@ -121,14 +121,12 @@ def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
     )
 
 
-def _refuse_other_model(inputs: TrainingInputs, model: PreTrainedModel, origin: str) -> None:
+def _refuse_other_model(inputs: TrainingInputs, origin: str) -> None:
     """Raise RefusedError where the model to start from is not the one that the checkpoint's run began with; it is the reference."""
     checkpoint = inputs.resume_from
     if checkpoint is None:
         return
-    was = checkpoint.origin()
-    is_same = was["base_model"] == origin if "base_model" in was else was.get("model") in (None, sampled_fingerprint(model))
-    if is_same:
+    if checkpoint.origin().get("base_model") in (None, origin):
         return
     raise RefusedError(
         f"{inputs.recipe.model.model_name_or_path} is not the model that {checkpoint.path} was trained from: its weights or its "

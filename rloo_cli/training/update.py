@@ -30,7 +30,6 @@ from rloo_cli.training.microbatches import (
     build_scoring_batch,
     cut_into_micro_batches,
     cuts_a_group,
-    filler,
     share_rows,
 )
 from rloo_cli.training.non_finite import refuse_non_finite, refuse_non_finite_metrics
@@ -38,11 +37,9 @@ from rloo_cli.training.optimizer import OptimizerAndSchedule
 from rloo_cli.training.pass_metrics import PassMetrics, summarise
 from rloo_cli.training.policy import Policy
 from rloo_cli.training.rows import put, record_old, sampled_logprobs, select_rows, take
-from rloo_cli.training.strategy import Strategy
+from rloo_cli.training.strategy import Replicated
 
 logger = logging.getLogger(__name__)
-
-FILLER_TOKEN = 0  # in every vocabulary; what it gives is multiplied by 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +72,7 @@ class Updater:
         optimizer: OptimizerAndSchedule,
         algorithm: AlgorithmSection,
         settings: UpdateSettings,
-        strategy: Strategy,
+        strategy: Replicated,
         ranks: Ranks,
         stop: StopSignal,
     ) -> None:
@@ -164,12 +161,9 @@ class Updater:
             _OutOfMemoryError: some rank's part did not fit.
         """
         try:
-            if self.strategy.is_lockstep:
-                experience = work()  # what fails here ends this process, and the launcher the others, which wait in a forward pass
-            else:
-                experience, error = self.ranks.together(lambda: self._unless_out_of_memory(work))
-                if (failed := next((words for words in self.ranks.gather(error) if words is not None), None)) is not None:
-                    raise _OutOfMemoryError(failed)
+            experience, error = self.ranks.together(lambda: self._unless_out_of_memory(work))
+            if (failed := next((words for words in self.ranks.gather(error) if words is not None), None)) is not None:
+                raise _OutOfMemoryError(failed)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
             if _is_out_of_memory(error):
                 raise _OutOfMemoryError(str(error)) from error
@@ -187,20 +181,12 @@ class Updater:
                 return self._in_hand, str(error)
             raise
 
-    def _micro_batches(self, rows: Sequence[GroupRows]) -> Iterator[tuple[list[GroupRows], bool, bool]]:
-        """(rows, whether they are only there to keep the ranks in step, whether they are the last) of each micro-batch of this rank."""
+    def _micro_batches(self, rows: Sequence[GroupRows]) -> Iterator[list[GroupRows]]:
+        """This rank's micro-batches, with a look for a stop before each."""
         own = share_rows(rows, self.ranks.world_size)[self.ranks.rank]
-        micro_batches = cut_into_micro_batches(own, max_tokens=self.max_tokens, max_rows=self.settings.max_rows)
-        count = len(micro_batches)
-        if self.strategy.is_lockstep:
-            count = max(self.ranks.gather(count))
-        for i in range(count):
-            if self.strategy.is_lockstep:
-                self.ranks.check(self.stop)
-            else:
-                self.stop.check()
-            is_filler = i >= len(micro_batches)
-            yield filler(FILLER_TOKEN) if is_filler else micro_batches[i], is_filler, i == count - 1
+        for pieces in cut_into_micro_batches(own, max_tokens=self.max_tokens, max_rows=self.settings.max_rows):
+            self.stop.check()
+            yield pieces
 
     def _halve_budget(self, step: int, error: BaseException) -> None:
         self.optimizer.zero_grad()
@@ -263,14 +249,13 @@ class Updater:
     def _score(self, experience: Experience, rows: Sequence[GroupRows], step: int) -> Experience:
         self.policy.eval()
         with torch.no_grad(), self.accelerator.autocast():
-            for pieces, is_filler, _ in self._micro_batches(rows):
+            for pieces in self._micro_batches(rows):
                 batch = build_scoring_batch(pieces, self.policy.layout, self.accelerator.device)
                 logp_N, _ = self.policy(batch)
                 ref_logp_N = None if self.reference is None else self.reference(batch)[0]
-                if not is_filler:
-                    refuse_non_finite(logp_N, batch, experience, step, "log-prob of the policy")
-                    experience = record_old(experience, batch, logp_N)
-                    experience = self._in_hand = self._record_kl(experience, batch, logp_N, ref_logp_N, step)
+                refuse_non_finite(logp_N, batch, experience, step, "log-prob of the policy")
+                experience = record_old(experience, batch, logp_N)
+                experience = self._in_hand = self._record_kl(experience, batch, logp_N, ref_logp_N, step)
         return experience
 
     def _must_score_all(self, experience: Experience) -> bool:
@@ -302,18 +287,13 @@ class Updater:
     ) -> Experience:
         self.policy.train()
         with self.accelerator.autocast(), self.policy.attention():
-            for pieces, is_filler, is_last in self._micro_batches(rows):
+            for pieces in self._micro_batches(rows):
                 batch = build_scoring_batch(pieces, self.policy.layout, self.accelerator.device)
                 logp_N, entropy_N = self.policy(batch)
                 ref_logp_N = self._reference_logprobs(batch) if needs_kl else None
-                if is_filler:
-                    loss = logp_N.sum() * 0.0
-                else:
-                    experience, loss = self._loss_of(
-                        experience, batch, logp_N, entropy_N, ref_logp_N, n, metrics, step, first_use=first_use
-                    )
-                    self._in_hand = experience
-                self.strategy.backward(loss * self.strategy.loss_scale, is_last=is_last)
+                experience, loss = self._loss_of(experience, batch, logp_N, entropy_N, ref_logp_N, n, metrics, step, first_use=first_use)
+                self._in_hand = experience
+                self.accelerator.backward(loss)
         return experience
 
     def _reference_logprobs(self, batch: ScoringBatch) -> torch.Tensor:

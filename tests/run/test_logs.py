@@ -4,11 +4,10 @@ import errno
 import logging
 import warnings
 
-import pytest
 from failpoints import FailingFileSystem
 
 from rloo_cli.run import atomic
-from rloo_cli.run.logs import RankReport, deciding_report, logging_to, read_rank_reports, write_rank_report
+from rloo_cli.run.logs import RankReport, logging_to, read_rank_reports, write_rank_report
 
 
 def test_the_file_has_everything_and_the_terminal_our_warnings_in_one_line(tmp_path):
@@ -66,17 +65,3 @@ def test_rank_reports_are_read_back_by_rank(tmp_path):
     for rank in (10, 0, 2):
         write_rank_report(tmp_path, report(rank, 0))
     assert [entry.rank for entry in read_rank_reports(tmp_path)] == [0, 2, 10]
-
-
-@pytest.mark.parametrize(
-    ("reports", "rank"),
-    [
-        ([report(0, 0), report(1, 0)], None),
-        ([report(0, 5, neighbour=True), report(1, 4)], 1),
-        ([report(0, 0), report(1, 5, neighbour=True)], 1),
-        ([], None),
-    ],
-)
-def test_the_first_failure_of_ones_own_decides(reports, rank):
-    deciding = deciding_report(reports)
-    assert (deciding and deciding.rank) == rank
