@@ -33,7 +33,8 @@ total = torch.tensor(float(rank + 1))
 dist.all_reduce(total)  # the group outlives the engine
 assert total == 3
 dist.destroy_process_group()
-print("rank", rank, "is done", flush=True)
+sys.stdout.write(f"rank {{rank}} is done\\n")  # one write: both ranks share the pipe
+sys.stdout.flush()
 """
 
 
