@@ -9,14 +9,16 @@ from typing import Any
 GIB, MIB = 1 << 30, 1 << 20
 MEMORY_WORDS = {
     "weights": "weights being trained",
+    "master": "float32 copy of its part that ZeRO updates",
     "optimizer": "optimizer state",
-    "decode copy": "bfloat16 copy that samples",
+    "decode copy": "copy of the model that samples",
     "vllm": "vLLM: its weights, keys and values",
     "reference": "reference model",
     "kv cache": "KV cache while sampling",
     "gradients": "gradients",
     "activations": "activations of a micro-batch",
     "logits": "logits",
+    "gathered": "layers gathered and gradients summed, for a while",
     "allocator": "what the allocator holds beyond these",
     "runtime": "libraries, on first use",
     "peak": "peak, beside about 0.4 GiB of imported libraries",

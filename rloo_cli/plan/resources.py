@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import psutil
 
 from rloo_cli.plan.context import load_config
-from rloo_cli.plan.memory import Workload, estimate_disk, estimate_memory, model_shape
+from rloo_cli.plan.memory import estimate_disk, estimate_memory
 from rloo_cli.plan.report import longest_completion
+from rloo_cli.plan.shape import model_shape
+from rloo_cli.plan.work import Workload
 from rloo_cli.recipe.schema import Recipe
 
 if TYPE_CHECKING:

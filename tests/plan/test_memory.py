@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from rloo_cli.cli.app import exit_code_of
-from rloo_cli.plan.memory import ModelShape, Workload, estimate_disk, estimate_memory, model_shape
+from rloo_cli.plan.memory import estimate_disk, estimate_memory
+from rloo_cli.plan.shape import ModelShape, model_shape
+from rloo_cli.plan.work import Workload
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SHAPE = ModelShape(
@@ -23,6 +25,8 @@ SHAPE = ModelShape(
     head_dim=64,
     vocab=32_000,
     embedding_parameters=16_384_000,
+    layer_parameters=6_000_000,
+    largest_tensor=16_384_000,
 )
 WORK = Workload(
     weight_bytes=4,

@@ -1,0 +1,3 @@
+"""Bytes of a number of each dtype."""
+
+FLOAT32, BFLOAT16 = 4, 2
