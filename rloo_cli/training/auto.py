@@ -8,6 +8,7 @@ import time
 
 import psutil
 import torch
+from transformers import PreTrainedConfig
 
 from rloo_cli.errors import RlooError
 from rloo_cli.recipe.schema import Recipe, TrainingSection
@@ -94,17 +95,23 @@ def _probe(policy: Policy, group: GroupRows, layout: Layout) -> torch.Tensor:
 
 
 def decide_max_tokens(training: TrainingSection, model: torch.nn.Module, device: torch.device, *, group_tokens: int) -> int:
-    """Tokens of a micro-batch: enough to keep the device busy, at least a whole group, and no more than memory allows.
+    """Tokens of a micro-batch on this device, as it is now; see `token_budget`."""
+    on_gpu = device.type == "cuda"
+    free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
+    return token_budget(training, model.config, on_gpu=on_gpu, free=free, group_tokens=group_tokens)
+
+
+def token_budget(training: TrainingSection, config: PreTrainedConfig, *, on_gpu: bool, free: int, group_tokens: int) -> int:
+    """Tokens of a micro-batch: enough to keep the device busy, at least a whole group, and no more than `free` bytes of memory allow.
 
     A group that is cut costs a scoring pass with a reference model; activations beyond what keeps the device busy only cost
     memory.
     """
     if training.max_tokens_per_micro_batch != "auto":
         return training.max_tokens_per_micro_batch
-    config, on_gpu = model.config.get_text_config(), device.type == "cuda"
-    layer = 16 * config.hidden_size + 4 * (getattr(config, "intermediate_size", None) or 4 * config.hidden_size)
-    kept = config.num_hidden_layers * (config.hidden_size if training.gradient_checkpointing else layer) + layer
-    free = torch.cuda.mem_get_info(device)[0] if on_gpu else psutil.virtual_memory().available
+    text = config.get_text_config()
+    layer = 16 * text.hidden_size + 4 * (getattr(text, "intermediate_size", None) or 4 * text.hidden_size)
+    kept = text.num_hidden_layers * (text.hidden_size if training.gradient_checkpointing else layer) + layer
     limit, activations = (GPU_TOKENS, GPU_ACTIVATIONS) if on_gpu else (CPU_TOKENS, CPU_ACTIVATIONS)
     busy = min(limit, activations // (kept * 4))
     return max(LEAST_TOKENS, min(max(busy, group_tokens), int(ACTIVATION_SHARE * free / (kept * 4))))
