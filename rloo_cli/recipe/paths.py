@@ -7,6 +7,8 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from rloo_cli.recipe.accelerate_keys import STRATEGIES
+
 PATH_FIELDS: Mapping[str, str] = {
     "model_name_or_path": "folder",
     "chat_template_path": "file",
@@ -14,8 +16,10 @@ PATH_FIELDS: Mapping[str, str] = {
     "output_dir": "output",
     "vllm_server_key_file": "later",
     "vllm_weight_transfer_dir": "output",
+    "accelerate_config": "strategy",
 }
-"""Leaf → what it may name (output: it need not exist yet; later: nor this, and what exists is found as any file is); `${VAR}` is replaced in these alone."""
+"""Leaf → what it may name (output: it need not exist yet; later: nor this, and what exists is found as any file is; strategy: as later, or one
+of our configurations); `${VAR}` is replaced in these alone."""
 
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
@@ -55,7 +59,7 @@ def resolve(text: str, kind: str, folders: Sequence[Path]) -> tuple[str, str]:
     """
     if not text.strip():
         return text, "an empty path."
-    if kind == "output":
+    if kind == "output" or (kind == "strategy" and text in STRATEGIES):
         return text, ""
     for folder in folders:
         candidate = Path(os.path.normpath((folder / text).absolute()))
@@ -64,7 +68,7 @@ def resolve(text: str, kind: str, folders: Sequence[Path]) -> tuple[str, str]:
             return text, f"{candidate} is a {found}, where a {kind} is needed."
         if found:
             return str(candidate), ""
-    if kind == "later":
+    if kind in ("later", "strategy"):
         return text, ""
     if kind != "file" and _HUB_ID.fullmatch(text) and not text.lower().endswith(_FILE_SUFFIXES):
         return text, ""

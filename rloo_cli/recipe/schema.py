@@ -286,7 +286,11 @@ class RunSection(Section):
     greater_is_better: bool | None = Field(None, description="Whether more of metric_for_best_model is better; null = yes.")
     num_processes: AutoCount = Field(
         "auto",
-        description="Processes that train together on this machine, each with a copy of the model; auto = one for each visible GPU, one on a CPU or where vLLM generates.",
+        description="Processes that train together, those of all machines; auto = one for each visible GPU of each machine, one on a CPU or where vLLM generates.",
+    )
+    accelerate_config: str = Field(
+        "ddp",
+        description="How the model lies over the processes: ddp (each holds all of it), fsdp2, zero2 or zero3 (cut over them), or a file of `accelerate config`. `rloo launch-config show NAME` prints one.",
     )
     reward_workers: AutoCount = Field(
         "auto",
