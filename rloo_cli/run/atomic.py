@@ -212,8 +212,22 @@ class AtomicFolder:
         """
         chunks: Iterable[Bytes] = [data.encode()] if isinstance(data, str) else [data] if isinstance(data, bytes) else data
         need = size if size is not None else len(data) if isinstance(data, str | bytes) else None
-        with storage_errors("write", self.target / name, need=need):
-            self._files[name] = _write_new(self.path / name, chunks)
+        self._files[name] = write_part(self.path, self.target, name, chunks, size=need)
+
+    def take_in(self, files: Mapping[str, FileEntry]) -> None:
+        """Take in what other processes wrote below `path` by `write_part`.
+
+        Raises:
+            StorageError: this process does not see it.
+        """
+        for name, entry in files.items():
+            with storage_errors("find", self.target / name):
+                seen = (self.path / name).stat().st_size
+            if seen != entry.size:
+                raise StorageError(
+                    f"{self.target / name} was written with {entry.size} bytes, and has {seen} here: the disk is not shared."
+                )
+            self._files[name] = entry
 
     def write_json(self, name: str, document: Any) -> None:
         """Write a JSON document; NaN and infinities are refused with ValueError."""
@@ -269,6 +283,25 @@ class AtomicFolder:
     def _refuse_existing(self) -> None:
         if not self._replace and os.path.lexists(self.target):
             raise StorageError(f"{self.target} exists already and is never overwritten; move it away, then go on with --resume.")
+
+
+def write_part(folder: Path, target: Path, name: str, chunks: Iterable[Bytes], *, size: int | None = None) -> FileEntry:
+    """Write one file of a folder that will be `target`, which messages name, durably; its size and sha256 come back.
+
+    For a process that does not put the folder in its place: that one's `AtomicFolder.take_in` is told of the file.
+    """
+    with storage_errors("write", target / name, need=size):
+        return _write_new(folder / name, chunks)
+
+
+def sync_folder(path: Path, target: Path) -> None:
+    """Make the names in a folder that will be `target`, which messages name, survive a loss of power.
+
+    Raises:
+        StorageError: the disk reports an error.
+    """
+    with storage_errors("write", target):
+        fsync_folder(path)
 
 
 def fsync_folder(path: Path) -> None:

@@ -1,31 +1,30 @@
-"""Checkpoints: named tensors and JSON documents of one step, complete or absent, verified before they are used."""
+"""Checkpoints: named tensors and JSON documents of one step, verified before they are used. saving.py writes them."""
 
 from __future__ import annotations
 
 import json
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-from rloo_cli import __version__
 from rloo_cli.errors import RefusedError, StorageError
 from rloo_cli.run import atomic
 from rloo_cli.run.manifest import MANIFEST_NAME, DamagedError, Manifest
-from rloo_cli.run.tensors import load_safetensors, safetensors_stream
+from rloo_cli.run.ranks import ALONE, Ranks
+from rloo_cli.run.shards import RANK_FILE, SavedState, SavedTensors, files_of
 
 if TYPE_CHECKING:
     import torch
 
 logger = logging.getLogger(__name__)
 
-CHECKPOINT_FORMAT = 1
-"""Raised when an older program could not read what a newer one writes."""
+T = TypeVar("T")
 
-SPARE_BYTES = 1 << 20
-"""Room asked for beyond the files themselves: manifest, folders, rounding up to blocks."""
+CHECKPOINT_FORMAT = 2
+"""Raised when an older program could not read what a newer one writes. 1: the optimizer's state by the numbers of parameters."""
 
 STEP_NAME = re.compile(r"[0-9]{6}|[1-9][0-9]{6,}")
 """What `step_name` gives, and nothing that only looks like it."""
@@ -45,12 +44,26 @@ class Checkpoint:
     """Its files, without the manifest."""
 
     def has(self, name: str) -> bool:
-        """Whether it holds tensors or a document of that name."""
-        return f"{name}.safetensors" in self.names or f"{name}.json" in self.names
+        """Whether it holds a document of that name, or tensors."""
+        return f"{name}.json" in self.names or bool(files_of(name, self.names))
 
-    def load_tensors(self, name: str, device: str = "cpu") -> dict[str, torch.Tensor]:
-        """The tensors saved under `name`; StorageError where they cannot be read."""
-        return load_safetensors(self.path / f"{name}.safetensors", device)
+    def saved_tensors(self, name: str) -> SavedTensors:
+        """The tensors saved under `name`, to be read one at a time or in part; StorageError where they cannot be."""
+        try:
+            return SavedTensors([self.path / file for file in files_of(name, self.names)])
+        except DamagedError as damage:
+            raise StorageError(f"cannot read {damage.path}: {damage.reason}") from damage
+
+    def saved_state(self) -> SavedState:
+        """Model and optimizer; StorageError where they cannot be read."""
+        return SavedState(
+            model=self.saved_tensors("model"), optimizer=self.saved_tensors("optimizer"), document=self.load_document("optimizer")
+        )
+
+    def load_tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """All tensors saved under `name`, in memory; StorageError where they cannot be read."""
+        saved = self.saved_tensors(name)
+        return {each: saved.whole(each) for each in saved.names}
 
     def load_document(self, name: str) -> Any:
         """The document saved under `name`; StorageError where it cannot be read."""
@@ -66,56 +79,22 @@ class Checkpoint:
         return document if isinstance(document, dict) else {}
 
 
-def save_checkpoint(
-    folder: Path,
-    step: int,
-    *,
-    tensors: Mapping[str, Mapping[str, torch.Tensor]],
-    documents: Mapping[str, Any],
-    limit: int | None = None,
-    best: int | None = None,
-) -> Path:
-    """The path of the checkpoint just saved below `folder` (`folder/000010`), complete and on disk.
-
-    Each entry of `tensors` becomes NAME.safetensors, each of `documents` NAME.json (tuples come back as lists). Then the oldest are
-    deleted down to `limit`, see `prune_checkpoints`.
-
-    Raises:
-        StorageError: there is no room, a write failed, or the step is there already; older checkpoints are untouched.
-    """
-    target = folder / step_name(step)
-    streams = {f"{name}.safetensors": safetensors_stream(named) for name, named in tensors.items()}
-    texts = {f"{name}.json": json.dumps(document, allow_nan=False).encode() for name, document in documents.items()}
-    need = sum(size for size, _ in streams.values()) + sum(len(text) for text in texts.values()) + SPARE_BYTES
-    atomic.make_folder(folder)
-    atomic.ensure_free(folder, need, f"checkpoint {target}")
-    info = {"kind": "checkpoint", "format": CHECKPOINT_FORMAT, "step": step, "rloo": __version__}
-    with atomic.AtomicFolder(target, info=info) as files:
-        for name, (size, stream) in streams.items():
-            files.write(name, stream, size=size)
-        for name, text in texts.items():
-            files.write(name, text)
-    prune_checkpoints(folder, limit, saved=step, best=best)
-    return target
-
-
-def find_checkpoint(folder: Path, which: Literal["latest"] | int | Path = "latest") -> Checkpoint | None:
+def find_checkpoint(folder: Path, which: Literal["latest"] | int | Path = "latest", ranks: Ranks = ALONE) -> Checkpoint | None:
     """The checkpoint to resume from, verified; None when none was ever saved.
 
     `latest`: the newest that verifies; each newer one that does not is named in a warning. A step or a path: that one or an error.
+    A collective: each of the ranks verifies its share of the files, and all come to the same.
 
     Raises:
         RefusedError: the step or path asked for does not exist, or a newer version of rloo wrote it.
         StorageError: it is damaged, or all are: each with its reason. Nothing is deleted.
     """
     if which == "latest":
-        return _find_latest(folder)
+        return _find_latest(folder, ranks)
     path = which if isinstance(which, Path) else folder / step_name(which)
-    if not path.is_dir():
-        there = ", ".join(str(step) for step in list_steps(folder)) or "none"
-        raise RefusedError(f"there is no checkpoint {path}. Steps saved in {folder}: {there}.")
+    ranks.together(lambda: _refuse_absent(path, folder))
     try:
-        return _open(path)
+        return _open(path, ranks)
     except DamagedError as error:
         raise StorageError(f"checkpoint {path} cannot be used: {error}. `--resume` alone takes the newest that is whole.") from error
 
@@ -181,14 +160,20 @@ def _warn_of_strays(folder: Path) -> None:
         logger.warning("no checkpoint has such a name, so they are left alone: %s in %s", ", ".join(strays), folder)
 
 
-def _find_latest(folder: Path) -> Checkpoint | None:
-    steps = list_steps(folder)
-    if folder.is_dir():
+def _refuse_absent(path: Path, folder: Path) -> None:
+    if not path.is_dir():
+        there = ", ".join(str(step) for step in list_steps(folder)) or "none"
+        raise RefusedError(f"there is no checkpoint {path}. Steps saved in {folder}: {there}.")
+
+
+def _find_latest(folder: Path, ranks: Ranks) -> Checkpoint | None:
+    steps = ranks.broadcast(ranks.together(lambda: list_steps(folder) if ranks.is_main else []))
+    if ranks.is_main and folder.is_dir():
         _warn_of_strays(folder)
     bad: list[DamagedError] = []
     for step in reversed(steps):
         try:
-            found = _open(folder / step_name(step))
+            found = _open(folder / step_name(step), ranks)
         except DamagedError as error:
             bad.append(error)
             continue
@@ -203,17 +188,43 @@ def _find_latest(folder: Path) -> Checkpoint | None:
     )
 
 
-def _open(path: Path) -> Checkpoint:
-    manifest = Manifest.read(path)
-    step, version = manifest.info.get("step"), manifest.info.get("format")
-    if manifest.info.get("kind") != "checkpoint" or not isinstance(step, int):
-        raise DamagedError(path / MANIFEST_NAME, "not a checkpoint's manifest")
+def _open(path: Path, ranks: Ranks) -> Checkpoint:
+    """The checkpoint, every byte of it verified by one of the ranks; DamagedError on all where one found damage."""
+    manifest = _agreed(ranks, lambda: _manifest(path))
+    version = manifest.info.get("format")
     if version != CHECKPOINT_FORMAT:
         raise RefusedError(
             f"checkpoint {path} has format {version}; this version of rloo reads format {CHECKPOINT_FORMAT}: use the version that wrote it."
         )
-    manifest.verify(path)
-    return Checkpoint(step=step, path=path, info=manifest.info, names=tuple(sorted(manifest.files)))
+    _agreed(ranks, lambda: manifest.verify(path, manifest.share(ranks.rank, ranks.world_size)))
+    _agreed(ranks, lambda: _refuse_incomplete(path, manifest.files) if ranks.is_main else None)
+    return Checkpoint(step=manifest.info["step"], path=path, info=manifest.info, names=tuple(sorted(manifest.files)))
+
+
+def _manifest(path: Path) -> Manifest:
+    manifest = Manifest.read(path)
+    if manifest.info.get("kind") != "checkpoint" or not isinstance(manifest.info.get("step"), int):
+        raise DamagedError(path / MANIFEST_NAME, "not a checkpoint's manifest")
+    return manifest
+
+
+def _refuse_incomplete(path: Path, names: Iterable[str]) -> None:
+    """Raise DamagedError where the files of several ranks do not make whole tensors."""
+    for kind in {match[1] for name in names if (match := RANK_FILE.fullmatch(name))}:
+        SavedTensors([path / name for name in files_of(kind, names)])
+
+
+def _agreed(ranks: Ranks, work: Callable[[], T]) -> T:
+    """What `work` returns; where it finds damage on any rank, DamagedError on every one."""
+    result, damage = None, None
+    try:
+        result = work()
+    except DamagedError as error:
+        damage = (error.path, error.reason)
+    for found in ranks.gather(damage):
+        if found is not None:
+            raise DamagedError(*found)
+    return result  # type: ignore[return-value]
 
 
 def _set_aside(path: Path) -> Path:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -96,14 +96,23 @@ class Manifest:
             raise DamagedError(path, "damaged: it does not match its own sha256")
         return manifest
 
-    def verify(self, folder: Path, *, contents: bool = True) -> None:
-        """Compare the sizes, and with `contents` the sha256, of all files.
+    def verify(self, folder: Path, names: Iterable[str] | None = None, *, contents: bool = True) -> None:
+        """Compare the sizes, and with `contents` the sha256, of all files, or of those named.
 
         Raises:
             DamagedError: names the first file that is missing, cut off, damaged or unreadable.
         """
-        for name, entry in self.files.items():
-            _verify_file(folder / name, entry, contents=contents)
+        for name in self.files if names is None else names:
+            _verify_file(folder / name, self.files[name], contents=contents)
+
+    def share(self, rank: int, world_size: int) -> list[str]:
+        """The files that one of several ranks verifies: about as many bytes for each."""
+        loads, shares = [0] * world_size, [list[str]() for _ in range(world_size)]
+        for name, entry in sorted(self.files.items(), key=lambda item: (-item[1].size, item[0])):
+            least = loads.index(min(loads))
+            loads[least] += entry.size
+            shares[least].append(name)
+        return shares[rank]
 
 
 def _verify_file(path: Path, entry: FileEntry, *, contents: bool) -> None:

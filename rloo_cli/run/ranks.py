@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
-
-import torch
-import torch.distributed as dist
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rloo_cli.errors import NeighbourError, RlooError
 from rloo_cli.run.signals import StopRequested, StopSignal
+
+if TYPE_CHECKING:
+    import torch
 
 T = TypeVar("T")
 
@@ -30,6 +30,8 @@ class Ranks:
     world_size: int = 1
     group: Any = None
     """The gloo group; None in a world of one."""
+    first: int = 0
+    """What rank 0 of these is among all ranks of the run."""
 
     @property
     def is_main(self) -> bool:
@@ -40,6 +42,8 @@ class Ranks:
         """The values of all ranks, in order."""
         if self.world_size == 1:
             return [value]
+        import torch.distributed as dist
+
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self.group)
         return values
@@ -48,8 +52,10 @@ class Ranks:
         """The main rank's value."""
         if self.world_size == 1:
             return value
+        import torch.distributed as dist
+
         values = [value]
-        dist.broadcast_object_list(values, src=0, group=self.group)
+        dist.broadcast_object_list(values, group_src=0, group=self.group)
         return values[0]
 
     def barrier(self) -> None:
@@ -74,13 +80,13 @@ class Ranks:
             result = work()
         except (RlooError, StopRequested) as error:
             own = error
-        told = self.gather(None if own is None else (type(own).__name__, str(own)))
+        told = self.gather(None if own is None else (_kind(own), str(own)))
         if own is not None and not isinstance(own, StopRequested):
             raise own
         failed = [(rank, *words) for rank, words in enumerate(told) if words is not None]
         for rank, kind, words in failed:
             if kind != StopRequested.__name__:
-                raise NeighbourError(f"rank {rank} ended the run: {words}", kind=kind)
+                raise NeighbourError(f"rank {self.first + rank} ended the run: {words}", kind=kind)
         if failed:
             raise StopRequested(failed[0][2])
         return result  # type: ignore[return-value]
@@ -95,16 +101,41 @@ class Ranks:
             raise StopRequested(received)
 
 
+ALONE = Ranks()
+"""A world of one."""
+
+
 def join_ranks() -> Ranks:
     """This process among those of the default process group; alone where there is none."""
+    import torch.distributed as dist
+
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return Ranks()
     group = dist.new_group(backend="gloo", timeout=DEADLINE)
     return Ranks(rank=dist.get_rank(), world_size=dist.get_world_size(), group=group)
 
 
+def join_neighbours(ranks: Ranks, size: int) -> Ranks:
+    """This process among the `size` neighbouring ranks that it shares something with; a collective of all ranks."""
+    if size == 1:
+        return Ranks()
+    import torch.distributed as dist
+
+    firsts = range(0, ranks.world_size, size)
+    groups = [dist.new_group(list(range(first, first + size)), backend="gloo", timeout=DEADLINE) for first in firsts]
+    number = ranks.rank // size
+    return Ranks(rank=ranks.rank % size, world_size=size, group=groups[number], first=firsts[number])
+
+
+def _kind(error: BaseException) -> str:
+    """The class of the error that began it."""
+    return error.kind if isinstance(error, NeighbourError) else type(error).__name__
+
+
 def merge_known(values: Sequence[torch.Tensor]) -> torch.Tensor:
     """One tensor of several of a shape: at each place the first that is not NaN, or NaN."""
+    import torch
+
     merged = values[0]
     for other in values[1:]:
         merged = torch.where(merged.isnan(), other, merged)

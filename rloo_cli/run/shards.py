@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 SHARDS_KEY = "shards"
 """Where the metadata of a rank's file says what its tensors are parts of: `{name: {"start": 0, "shape": [3, 4]}}` as JSON."""
 
+RANK_FILE = re.compile(r"(.+)-\d{5,}-of-\d{5,}\.safetensors")
+"""What `rank_file` gives; the name in it is the first group."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
@@ -162,8 +165,8 @@ def rank_file(name: str, rank: int, world_size: int) -> str:
 
 def files_of(name: str, files: Iterable[str]) -> list[str]:
     """Those of a checkpoint's files that hold the tensors of that name, the whole one or the ranks' in order."""
-    pattern = re.compile(re.escape(name) + r"(-\d{5,}-of-\d{5,})?\.safetensors")
-    return sorted(file for file in files if pattern.fullmatch(file))
+    parts = {file for file in files if (match := RANK_FILE.fullmatch(file)) and match[1] == name}
+    return sorted(parts | {f"{name}.safetensors"} & set(files))
 
 
 def _parts(file: TensorsFile) -> dict[str, tuple[int, tuple[int, ...]]]:

@@ -11,10 +11,11 @@ from dataclasses import replace
 from rloo_cli.data.order import prompt_row
 from rloo_cli.errors import EngineError, NonFiniteError, RecipeError
 from rloo_cli.rollout.engine import Engine, RandomKey
-from rloo_cli.run.checkpoint import save_checkpoint, step_name
+from rloo_cli.run.checkpoint import step_name
 from rloo_cli.run.randomness import capture_random_state, seed_everything
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.rollouts import RolloutRow
+from rloo_cli.run.saving import save_checkpoint
 from rloo_cli.run.signals import StopRequested
 from rloo_cli.training.ahead import BatchOrder, CheckStop, Collected, GenerationAhead
 from rloo_cli.training.best import better_of, choosing_value

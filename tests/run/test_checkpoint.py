@@ -11,8 +11,9 @@ from failpoints import FailingFileSystem, in_child, leftovers
 from safetensors.torch import save
 
 from rloo_cli.errors import RefusedError, StorageError
-from rloo_cli.run import atomic, checkpoint
-from rloo_cli.run.checkpoint import find_checkpoint, list_steps, save_checkpoint, set_aside_newer
+from rloo_cli.run import atomic, saving
+from rloo_cli.run.checkpoint import find_checkpoint, list_steps, set_aside_newer
+from rloo_cli.run.saving import save_checkpoint
 from rloo_cli.run.tensors import load_safetensors, safetensors_stream
 
 TENSORS = {
@@ -133,7 +134,7 @@ def test_all_damaged_lists_each_and_deletes_nothing(tmp_path):
 
 
 def test_another_format_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "CHECKPOINT_FORMAT", 99)
+    monkeypatch.setattr(saving, "CHECKPOINT_FORMAT", 99)
     saved(tmp_path, 2)
     monkeypatch.undo()
     with pytest.raises(RefusedError, match="format 99"):
