@@ -42,6 +42,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("rloo_cli/rewards/__init__.py", "exec"): "built-in rewards, imported when they are named: the names are in a table",
     ("rloo_cli/launch/endings.py", "network"): "the name of this machine",
     ("rloo_cli/launch/processes.py", "network"): "looks for a free port",
+    ("rloo_cli/launch/shared_folder.py", "network"): "the name of this machine",
     ("rloo_cli/launch/processes.py", "process"): "starts the processes that train together",
     ("rloo_cli/launch/processes.py", "write"): "what libraries print in a rank goes to the end of its log",
     ("rloo_cli/launch/rank.py", "except"): "a rank's edge: whatever happens is in its report, and an exit code",

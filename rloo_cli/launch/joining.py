@@ -7,21 +7,23 @@ from collections.abc import Mapping
 
 from rloo_cli.errors import RefusedError
 from rloo_cli.launch.job import Job
+from rloo_cli.launch.shared_folder import prove_one_folder
+from rloo_cli.run.ranks import Ranks
 
 SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
 """By these accelerate would lay the model out over the ranks."""
 
 
-def join_others(job: Job) -> None:
-    """Make this process one of the job's process group: gloo on a CPU, NCCL on GPUs, a GPU each.
+def join_others(job: Job) -> Ranks:
+    """This process among the job's others, with which it now has a process group: gloo on a CPU, NCCL on GPUs, a GPU each.
 
     Raises:
-        RefusedError: the processes that were started are not those that were asked for.
+        RefusedError: the processes that were started are not those that were asked for, or do not see one run folder.
     """
     import torch
     from accelerate import PartialState
 
-    from rloo_cli.run.ranks import DEADLINE
+    from rloo_cli.run.ranks import DEADLINE, join_ranks
 
     refuse_sharded(os.environ)
     state = PartialState(cpu=not torch.cuda.is_available(), timeout=DEADLINE)
@@ -36,6 +38,9 @@ def join_others(job: Job) -> None:
         raise RefusedError(
             f"{job.world_size} processes were to train as {wanted}, and accelerate made it {kind}: see its environment variables."
         )
+    ranks = join_ranks()
+    prove_one_folder(job.attempt, ranks)
+    return ranks
 
 
 def refuse_sharded(environ: Mapping[str, str]) -> None:

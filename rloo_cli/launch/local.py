@@ -32,6 +32,7 @@ from rloo_cli.run.checkpoint import Checkpoint, find_checkpoint, list_steps
 from rloo_cli.run.environment import describe_environment
 from rloo_cli.run.folder import RunFolder
 from rloo_cli.run.logs import logging_to
+from rloo_cli.run.ranks import ALONE, Ranks
 from rloo_cli.run.signals import StopRequested, StopSignal
 
 if TYPE_CHECKING:
@@ -107,9 +108,8 @@ def train_rank(job: Job, stop: StopSignal) -> None:
             prepared = replace(prepared, recipe=_with_processes(prepared.recipe, job.world_size))
             if job.is_main:
                 job.folder.prepare()
-            checkpoint, prepared = _resumed(prepared, job, console)
-            if job.world_size > 1:
-                join_others(job)
+            ranks = join_others(job) if job.world_size > 1 else ALONE
+            checkpoint, prepared = _resumed(prepared, job, ranks, console)
         _train(prepared, job, checkpoint, console, stop)
 
 
@@ -186,12 +186,13 @@ def training_inputs(
         resume_from=checkpoint,
         trust_remote_code=trust_remote_code,
         progress=progress,
+        distribution=prepared.checked.loaded.distribution,
         stop=stop,
     )
 
 
-def _resumed(prepared: Prepared, job: Job, console: Console) -> tuple[Checkpoint | None, Prepared]:
-    """The checkpoint to go on from, and what was prepared with the run's own recipe in it.
+def _resumed(prepared: Prepared, job: Job, ranks: Ranks, console: Console) -> tuple[Checkpoint | None, Prepared]:
+    """The checkpoint to go on from, and what was prepared with the run's own recipe in it; ranks verify the former together.
 
     Raises:
         RefusedError: recipe or data have changed in what matters, or the run is at its end.
@@ -200,24 +201,16 @@ def _resumed(prepared: Prepared, job: Job, console: Console) -> tuple[Checkpoint
     folder = job.folder
     if job.resume is None:
         return None, prepared
-    if folder.recipe.is_file():
-        recipe, changes = recipe_for_resume(prepared.recipe, _recipe_of(folder), run=folder.path)
-        prepared = replace(prepared, recipe=recipe)
-        for change in changes:
-            _say(console, f"note: {change}")
-    refuse_other_data(prepared, folder, recorded(folder, "data_fingerprint"))
-    refuse_other_batch(prepared, folder, recorded(folder, "completions_per_step"))
-    damage = folder.final_damage()
+    prepared, changes = ranks.together(lambda: _as_the_run_began(prepared, folder))
+    for change in changes:
+        _say(console, f"note: {change}")
+    damage = ranks.broadcast(folder.final_damage() if ranks.is_main else None)
     finished = folder.finished_step() if damage is None else None
     if finished is not None and finished >= prepared.total_steps:
         raise RefusedError(f"{folder.path} holds a finished run (step {finished}): there is nothing to go on with.")
-    checkpoint = find_checkpoint(folder.checkpoints, job.resume)
+    checkpoint = find_checkpoint(folder.checkpoints, job.resume, ranks)
     if checkpoint is not None:
-        refuse_other_run(checkpoint, folder)
-        refuse_foreign(checkpoint, prepared.recipe)
-        refuse_other_data(prepared, folder, checkpoint.origin().get("data"))
-        refuse_other_batch(prepared, folder, checkpoint.origin().get("completions_per_step"))
-        refuse_past_the_end(prepared, checkpoint)
+        ranks.together(lambda: _refuse_unfit(checkpoint, prepared, folder))
     elif finished is not None:
         raise RefusedError(f"{folder.path} holds a finished run (step {finished}) and no checkpoint to go on from: start a new run.")
     if damage is not None:
@@ -225,6 +218,26 @@ def _resumed(prepared: Prepared, job: Job, console: Console) -> tuple[Checkpoint
     where = f"from the checkpoint of step {checkpoint.step}" if checkpoint else "no checkpoint was saved, so from step 0"
     _say(console, f"resuming {folder.path}: {where}")
     return checkpoint, prepared
+
+
+def _as_the_run_began(prepared: Prepared, folder: RunFolder) -> tuple[Prepared, list[str]]:
+    """What was prepared with the run's own recipe in it, and what that takes over; RefusedError where the run began with something else."""
+    changes: list[str] = []
+    if folder.recipe.is_file():
+        recipe, changes = recipe_for_resume(prepared.recipe, _recipe_of(folder), run=folder.path)
+        prepared = replace(prepared, recipe=recipe)
+    refuse_other_data(prepared, folder, recorded(folder, "data_fingerprint"))
+    refuse_other_batch(prepared, folder, recorded(folder, "completions_per_step"))
+    return prepared, changes
+
+
+def _refuse_unfit(checkpoint: Checkpoint, prepared: Prepared, folder: RunFolder) -> None:
+    """Raise RefusedError where the run cannot go on from a checkpoint."""
+    refuse_other_run(checkpoint, folder)
+    refuse_foreign(checkpoint, prepared.recipe)
+    refuse_other_data(prepared, folder, checkpoint.origin().get("data"))
+    refuse_other_batch(prepared, folder, checkpoint.origin().get("completions_per_step"))
+    refuse_past_the_end(prepared, checkpoint)
 
 
 def recorded(folder: RunFolder, key: str) -> object:
