@@ -12,11 +12,12 @@ from rloo_cli.algorithm.kl import sum_by_row
 from rloo_cli.algorithm.loss import effective_sample_size
 from rloo_cli.data.order import prompt_row
 from rloo_cli.rollout.engine import GenerationRequest, RandomKey
+from rloo_cli.training.engines import give_weights
 from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.microbatches import GroupRows, build_scoring_batch
 from rloo_cli.training.policy import Policy
 from rloo_cli.training.sampling import training_params
-from rloo_cli.training.setup import load, make_policy, prepare_device
+from rloo_cli.training.setup import decide, load, make_policy, prepare_device
 from rloo_cli.types import Completion
 
 MOST_PROMPTS = 8
@@ -49,10 +50,11 @@ def check_engine(inputs: TrainingInputs) -> EngineCheck:
         with inputs.progress.phase("load model"):
             device = prepare_device(inputs, stack)
             model = load(inputs).to(device.accelerator.device)
-            policy, _ = make_policy(inputs, model, device)
+            policy = make_policy(inputs, model)
+            decide(inputs, policy, device)
             engine = device.maker.make(model)
         started = time.perf_counter()
-        engine.load_weights(model.state_dict().items(), version=0)
+        give_weights(engine, iter(model.state_dict().items()), 0, device.ranks)
         synced = time.perf_counter()
         requests = _requests(inputs)
         key = RandomKey(seed=inputs.recipe.training.seed, step=1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from transformers import PreTrainedTokenizerBase
 
 from rloo_cli.data.dataset import PromptSet
+from rloo_cli.recipe.accelerate_config import Distribution
 from rloo_cli.recipe.batch import BatchPlan
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.checkpoint import Checkpoint
@@ -37,5 +38,7 @@ class TrainingInputs:
     resume_from: Checkpoint | None
     trust_remote_code: bool
     progress: Progress
+    distribution: Distribution = Distribution()
+    """How the model lies over the processes."""
     stop: StopSignal = field(default_factory=StopSignal)
     """Entered by the caller; where it is not, no signal is heard."""

@@ -12,6 +12,9 @@ from transformers import Adafactor, get_scheduler
 from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.schema import TrainingSection
 
+TUPLES = ("betas", "eps")
+"""Hyperparameters that JSON makes lists of."""
+
 
 class OptimizerAndSchedule:
     """An optimizer and its learning-rate schedule, stepped together."""
@@ -30,6 +33,29 @@ class OptimizerAndSchedule:
         self.optimizer.step()
         self.schedule.step()
         return learning_rate
+
+    @property
+    def inner(self) -> torch.optim.Optimizer:
+        """torch's own optimizer, whatever accelerate put around it."""
+        return getattr(self.optimizer, "optimizer", self.optimizer)
+
+    def advance(self) -> float:
+        """Advance the schedule alone; returns the learning rate before."""
+        learning_rate = float(self.schedule.get_last_lr()[0])
+        self.schedule.step()
+        return learning_rate
+
+    def document(self) -> dict[str, Any]:
+        """Hyperparameters and schedule as JSON, which `load_document` takes back."""
+        groups = [{k: v for k, v in group.items() if k != "params"} for group in self.inner.param_groups]
+        schedule = {k: v for k, v in self.schedule.state_dict().items() if isinstance(v, int | float | list | str | bool)}
+        return {"param_groups": groups, "schedule": schedule}
+
+    def load_document(self, document: Mapping[str, Any]) -> None:
+        """Take hyperparameters and schedule back."""
+        for group, saved in zip(self.inner.param_groups, document["param_groups"], strict=True):
+            group.update({k: tuple(v) if isinstance(v, list) and k in TUPLES else v for k, v in saved.items()})
+        self.schedule.load_state_dict(dict(document["schedule"]))
 
     def state(self) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """(tensors named `<parameter index>.<entry>`, JSON document) that `load_state` takes back."""

@@ -16,7 +16,7 @@ from rloo_cli.training import auto
 from rloo_cli.training.engines import EngineMaker, prepare_engine
 from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.policy import Policy, disable_dropout, load_model
-from rloo_cli.training.strategy import Replicated
+from rloo_cli.training.strategy import Strategy, make_strategy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Device:
     ranks: Ranks
     generating_ranks: Ranks
     """The same, by lines of their own where a batch is collected while another trains."""
-    strategy: Replicated
+    strategy: Strategy
 
 
 def prepare_device(inputs: TrainingInputs, stack: ExitStack) -> Device:
@@ -48,13 +48,14 @@ def prepare_device(inputs: TrainingInputs, stack: ExitStack) -> Device:
         inputs.progress.note("bf16: off, this device is not faster at it; float32 throughout.")
     accelerator = Accelerator(mixed_precision="bf16" if is_low else "no", cpu=state.device.type == "cpu")
     low = torch.bfloat16 if is_low else None
+    generating_ranks = join_ranks() if asked.async_steps else ranks
     return Device(
         accelerator=accelerator,
         low_precision=low,
-        maker=stack.enter_context(closing(prepare_engine(inputs, low, state.device))),
+        maker=stack.enter_context(closing(prepare_engine(inputs, low, state.device, ranks=ranks, generating_ranks=generating_ranks))),
         ranks=ranks,
-        generating_ranks=join_ranks() if asked.async_steps else ranks,
-        strategy=Replicated(accelerator, ranks),
+        generating_ranks=generating_ranks,
+        strategy=make_strategy(inputs.distribution, accelerator, ranks),
     )
 
 
@@ -66,14 +67,17 @@ def load(inputs: TrainingInputs) -> PreTrainedModel:
     return model
 
 
-def make_policy(inputs: TrainingInputs, model: PreTrainedModel, device: Device) -> tuple[Policy, Recipe]:
-    """The policy around a model on its device, and the recipe with every `auto` decided."""
-    recipe = inputs.recipe
-    policy = Policy(model, layout="plain", temperature=recipe.generation.temperature, head_chunk=None)
+def make_policy(inputs: TrainingInputs, model: PreTrainedModel) -> Policy:
+    """The policy around a model, before anything `auto` is decided."""
+    return Policy(model, layout="plain", temperature=inputs.recipe.generation.temperature, head_chunk=None)
+
+
+def decide(inputs: TrainingInputs, policy: Policy, device: Device) -> Recipe:
+    """The recipe with every `auto` decided by the main rank, and the policy set up accordingly; the policy lies on its device."""
     decided = device.ranks.broadcast(_decide(inputs, policy, device) if device.ranks.is_main else {})
     torch.set_num_threads(decided["threads"])
     policy.layout, policy.head_chunk = decided["layout"], decided["head_chunk"]
-    return policy, auto.with_decisions(recipe, **decided)
+    return auto.with_decisions(inputs.recipe, **decided)
 
 
 def _decide(inputs: TrainingInputs, policy: Policy, device: Device) -> dict[str, Any]:

@@ -1,82 +1,82 @@
-"""How the weights lie over the ranks, and what an update needs of that: the seam where sharded weights would come in."""
+"""How model, gradient and optimizer lie over the ranks: the seam between an update and whatever shards it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Protocol
 
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 
 from rloo_cli.run.ranks import Ranks
+from rloo_cli.run.shards import LocalState, SavedState
 from rloo_cli.training.optimizer import OptimizerAndSchedule
 from rloo_cli.training.policy import Policy
 
-BUCKET_BYTES = 64 << 20
-"""Gradients are summed in pieces of this size: large enough to be quick, small enough to have beside them."""
+if TYPE_CHECKING:
+    from rloo_cli.recipe.accelerate_config import Distribution, StrategyName
+
+MakeOptimizer = Callable[[Policy], OptimizerAndSchedule]
+"""The recipe's optimizer over whatever parameters the policy has once it is laid out."""
 
 
-class Replicated:
-    """Every rank has all of it, a single process too; gradients are summed over the ranks once a step."""
+class Strategy(Protocol):
+    """Where the weights are, and what an update needs of that.
 
-    def __init__(self, accelerator: Accelerator, ranks: Ranks) -> None:
-        self.accelerator = accelerator
-        self.ranks = ranks
-        self._policy: Policy | None = None
+    Unless it says otherwise, a method is a collective: every rank calls it, in the same order.
+    """
+
+    name: StrategyName
+    is_lockstep: bool
+    """Whether forward or backward passes are collectives, so that every rank has to run as many as the others."""
+    is_sharded: bool
+    """Whether no rank holds the whole model."""
 
     @property
     def policy(self) -> Policy:
-        """What was prepared."""
-        assert self._policy is not None
-        return self._policy
+        """What was laid out."""
 
-    def prepare(self, policy: Policy) -> Policy:
-        """The policy on its device, not wrapped: a wrapper would communicate in each backward pass."""
-        self._policy = self.accelerator.prepare_model(policy, evaluation_mode=self.ranks.world_size > 1)
-        return self._policy
+    @property
+    def optimizer(self) -> OptimizerAndSchedule:
+        """What updates it."""
+
+    def distribute(self, policy: Policy, make_optimizer: MakeOptimizer) -> None:
+        """Lay the policy out on the ranks' devices. It is whole on the main rank's CPU; on the others too, or without weights where `is_sharded`."""
+
+    def make_reference(self, *, low_precision: torch.dtype | None) -> Policy:
+        """A frozen copy of the policy as it is now, in eval mode, laid out likewise."""
+
+    def zero_grad(self) -> None:
+        """Drop all gradients."""
+
+    def backward(self, loss: torch.Tensor, *, is_last: bool) -> None:
+        """Add to the gradient. `is_last`: no other backward pass comes before the step. The loss is a share: over the ranks they are summed."""
 
     def gradient_norm(self) -> tuple[torch.Tensor, str]:
-        """(norm of the gradient, which is now the sum over ranks; name of a parameter where it is not finite, else '')."""
-        parameters = self._trainable()
-        for parameter in parameters:
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        gradients = [p.grad for p in parameters if p.grad is not None]
-        if self.ranks.world_size > 1:
-            sum_over_ranks(gradients)
-        norm = torch.nn.utils.get_total_norm(gradients)
-        if torch.isfinite(norm):
-            return norm, ""
-        named = self.policy.named_parameters()
-        return norm, next((n for n, p in named if p.grad is not None and not torch.isfinite(p.grad).all()), "their sum")
+        """(norm of the gradient, summed over ranks; name of a parameter where it is not finite, else '')."""
 
-    def step(self, optimizer: OptimizerAndSchedule, *, norm: torch.Tensor, max_norm: float) -> float:
+    def step(self, *, norm: torch.Tensor, max_norm: float) -> float:
         """Clip the gradient, update the weights, advance the schedule; returns the learning rate that was used."""
-        if max_norm:
-            torch.nn.utils.clip_grads_with_norm_(self._trainable(), max_norm, norm)
-        return optimizer.step()
 
-    def _trainable(self) -> list[torch.nn.Parameter]:
-        return [p for p in self.policy.parameters() if p.requires_grad]
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Whole tensors of the policy's model by state-dict name; every rank runs it to its end.
+
+        They are gathered one (layer) at a time on the device and hold until the next is asked for; aliases of a tied weight follow its first
+        name with the same tensor.
+        """
+
+    def first_non_finite(self) -> str | None:
+        """The name of the first parameter of the model that holds NaN or infinity; None where all are finite."""
+
+    def local_state(self) -> LocalState:
+        """This rank's part of weights and optimizer state. No collective."""
+
+    def load_state(self, saved: SavedState) -> None:
+        """Take this rank's part of what was saved, by whatever strategy and number of ranks. No collective."""
 
 
-def sum_over_ranks(tensors: list[torch.Tensor]) -> None:
-    """Replace each tensor by its sum over all ranks, several in one transfer; a collective."""
-    for bucket in _buckets(tensors):
-        flat = torch.cat([tensor.flatten() for tensor in bucket])
-        dist.all_reduce(flat)
-        for tensor, part in zip(bucket, flat.split([tensor.numel() for tensor in bucket]), strict=True):
-            tensor.copy_(part.view_as(tensor))
+def make_strategy(distribution: Distribution, accelerator: Accelerator, ranks: Ranks) -> Strategy:
+    """The strategy that was asked for."""
+    from rloo_cli.training.strategy_replicated import Replicated
 
-
-def _buckets(tensors: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    bucket: list[torch.Tensor] = []
-    size = 0
-    for tensor in tensors:
-        if bucket and (size + tensor.nbytes > BUCKET_BYTES or tensor.dtype != bucket[0].dtype):
-            yield bucket
-            bucket, size = [], 0
-        bucket.append(tensor)
-        size += tensor.nbytes
-    if bucket:
-        yield bucket
+    return Replicated(accelerator, ranks)

@@ -20,15 +20,16 @@ from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.trackers import Trackers
 from rloo_cli.training import auto
 from rloo_cli.training.collector import Collector
+from rloo_cli.training.engines import give_weights
 from rloo_cli.training.evaluation import evaluate
 from rloo_cli.training.experience import Experience
 from rloo_cli.training.fingerprint import fingerprint
 from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.loop import run_loop
 from rloo_cli.training.optimizer import build_optimizer
-from rloo_cli.training.policy import has_dropout, make_reference
+from rloo_cli.training.policy import has_dropout
 from rloo_cli.training.recorder import Recorder
-from rloo_cli.training.setup import load, make_policy, prepare_device
+from rloo_cli.training.setup import decide, load, make_policy, prepare_device
 from rloo_cli.training.state import RunPosition, load_position
 from rloo_cli.training.training_run import TrainingRun
 from rloo_cli.training.update import Updater, UpdateSettings
@@ -63,7 +64,7 @@ def evaluate_model(inputs: TrainingInputs) -> tuple[Experience, dict[str, float]
         torch.set_num_threads(auto.decide_threads(inputs.recipe.training))
         engine = device.maker.make(model.to(device.accelerator.device))
         with inputs.progress.phase("evaluate"):
-            engine.load_weights(model.state_dict().items(), version=step)
+            give_weights(engine, iter(model.state_dict().items()), step, device.ranks)
             collector = _collector(inputs, engine, device.ranks)
             return evaluate(collector, inputs.eval_prompts, inputs.recipe, inputs.rewards.names, step, inputs.stop.check)
 
@@ -75,16 +76,18 @@ def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
     model = load(inputs)
     origin = device.ranks.broadcast(fingerprint(model) if device.ranks.is_main else "")  # it reads the whole model: once is enough
     _refuse_other_model(inputs, origin)
-    model = model.to(accelerator.device)
-    policy, recipe = make_policy(inputs, model, device)
+    strategy = device.strategy
+    strategy.distribute(
+        make_policy(inputs, model),
+        lambda policy: build_optimizer(policy, inputs.recipe.training, total_steps=inputs.total_steps, accelerator=accelerator),
+    )
+    recipe = decide(inputs, strategy.policy, device)
     inputs = replace(inputs, recipe=recipe)
     if device.ranks.is_main:
         write_file(inputs.folder.recipe, dump_recipe(recipe))
-    reference = make_reference(policy, low_precision=low) if recipe.algorithm.beta > 0 else None
+    reference = strategy.make_reference(low_precision=low) if recipe.algorithm.beta > 0 else None
     if recipe.training.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    policy = device.strategy.prepare(policy)
-    optimizer = build_optimizer(policy, recipe.training, total_steps=inputs.total_steps, accelerator=accelerator)
     position, offset = RunPosition(), 0
     if (checkpoint := inputs.resume_from) is not None:
         position, offset = (
@@ -92,20 +95,18 @@ def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
             checkpoint.load_document("metrics")["offset"],
         )
         _load_weights(model, checkpoint.load_tensors("model"))
-        optimizer.load_state(checkpoint.load_tensors("optimizer"), checkpoint.load_document("optimizer"))
+        strategy.optimizer.load_state(checkpoint.load_tensors("optimizer"), checkpoint.load_document("optimizer"))
         restore_random_state(checkpoint.load_document("random"), checkpoint.load_tensors("random"))
     if device.ranks.is_main:
         set_aside_newer(inputs.folder.checkpoints, position.step)
     engine = device.maker.make(model)
-    engine.load_weights(model.state_dict().items(), version=position.step)
+    give_weights(engine, strategy.named_tensors(), position.step, device.ranks)
     updater = Updater(
         accelerator=accelerator,
-        policy=policy,
         reference=reference,
-        optimizer=optimizer,
         algorithm=recipe.algorithm,
         settings=_settings(inputs, model),
-        strategy=device.strategy,
+        strategy=strategy,
         ranks=device.ranks,
         stop=inputs.stop,
     )

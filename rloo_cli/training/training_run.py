@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 from rloo_cli.data.order import prompt_row
-from rloo_cli.errors import EngineError, NonFiniteError, RecipeError
+from rloo_cli.errors import EngineError, NeighbourError, NonFiniteError, RecipeError
 from rloo_cli.rollout.engine import Engine, RandomKey
 from rloo_cli.run.checkpoint import step_name
 from rloo_cli.run.randomness import capture_random_state, seed_everything
@@ -20,12 +20,13 @@ from rloo_cli.run.signals import StopRequested
 from rloo_cli.training.ahead import BatchOrder, CheckStop, Collected, GenerationAhead
 from rloo_cli.training.best import better_of, choosing_value
 from rloo_cli.training.collector import Collector
+from rloo_cli.training.engines import give_weights
 from rloo_cli.training.evaluation import evaluate
 from rloo_cli.training.experience import build_experience
 from rloo_cli.training.failed_batch import keep_failed_batch
 from rloo_cli.training.final_model import save_final_model
 from rloo_cli.training.inputs import TrainingInputs
-from rloo_cli.training.policy import first_non_finite, trainable_state
+from rloo_cli.training.policy import trainable_state
 from rloo_cli.training.recorder import Recorder, peak_memory_mb, rollout_rows
 from rloo_cli.training.rollout_metrics import generated_tokens, kl_metrics, rollout_metrics
 from rloo_cli.training.sampling import training_params
@@ -184,6 +185,10 @@ class TrainingRun:
         except (EngineError, StopRequested):
             self.record()  # the optimizer has stepped: what is saved now has to be the state after it
             raise
+        except NeighbourError as error:
+            if error.kind == EngineError.__name__:  # the rank whose engine failed records too
+                self.record()
+            raise
 
     def _sync_weights(self) -> None:
         started = time.perf_counter()
@@ -192,7 +197,7 @@ class TrainingRun:
                 self._ahead.wait()
                 self._row["perf/seconds/wait"] = time.perf_counter() - started
                 started = time.perf_counter()
-            self.engine.load_weights(self.updater.policy.model.state_dict().items(), version=self._working.step)
+            give_weights(self.engine, self.updater.strategy.named_tensors(), self._working.step, self.ranks)
         self._row["perf/seconds/sync"] = time.perf_counter() - started
 
     def record(self) -> None:
@@ -273,7 +278,7 @@ class TrainingRun:
         self._save_seconds = time.perf_counter() - started
 
     def _write_checkpoint(self, recorder: Recorder) -> None:
-        optimizer_tensors, optimizer_document = self.updater.optimizer.state()
+        optimizer_tensors, optimizer_document = self.updater.strategy.optimizer.state()
         random_document, random_tensors = capture_random_state()
         tensors = {"model": trainable_state(self.updater.policy.model), "optimizer": optimizer_tensors, "random": random_tensors}
         recorder.metrics.sync()
@@ -308,7 +313,7 @@ class TrainingRun:
 
     def _refuse_non_finite_weights(self) -> None:
         """An update of finite gradients may still overflow, with a learning rate far too high; such weights never replace sound ones."""
-        if name := first_non_finite(self.updater.policy.model):
+        if name := self.updater.strategy.first_non_finite():
             raise NonFiniteError(
                 f"step {self.step}: the weights hold NaN or infinity after the update, first in {name}; they are not saved, and the checkpoint "
                 "before stands. The learning rate is too high: start a new run with a lower one.",

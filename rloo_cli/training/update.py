@@ -33,11 +33,10 @@ from rloo_cli.training.microbatches import (
     share_rows,
 )
 from rloo_cli.training.non_finite import refuse_non_finite, refuse_non_finite_metrics
-from rloo_cli.training.optimizer import OptimizerAndSchedule
 from rloo_cli.training.pass_metrics import PassMetrics, summarise
 from rloo_cli.training.policy import Policy
 from rloo_cli.training.rows import put, record_old, sampled_logprobs, select_rows, take
-from rloo_cli.training.strategy import Replicated
+from rloo_cli.training.strategy import Strategy
 
 logger = logging.getLogger(__name__)
 
@@ -61,25 +60,22 @@ class UpdateSettings:
 
 
 class Updater:
-    """Owns the policy, the reference and the optimizer; `update` makes one step."""
+    """Owns the reference and, through its strategy, policy and optimizer; `update` makes one step."""
 
     def __init__(
         self,
         *,
         accelerator: Accelerator,
-        policy: Policy,
         reference: Policy | None,
-        optimizer: OptimizerAndSchedule,
         algorithm: AlgorithmSection,
         settings: UpdateSettings,
-        strategy: Replicated,
+        strategy: Strategy,
         ranks: Ranks,
         stop: StopSignal,
     ) -> None:
         self.accelerator = accelerator
-        self.policy = policy
+        self.policy = strategy.policy
         self.reference = reference
-        self.optimizer = optimizer
         self.algorithm = algorithm
         self.settings = settings
         self.strategy = strategy
@@ -116,7 +112,7 @@ class Updater:
     def _attempt(self, experience: Experience, use: int, step: int) -> tuple[Experience, dict[str, float]]:
         self.scoring_seconds = 0.0
         self._in_hand = experience
-        self.optimizer.zero_grad()
+        self.strategy.zero_grad()
         started = time.perf_counter()
         must_score_all = use == 0 and self._must_score_all(experience)
         if use == 0:
@@ -189,7 +185,7 @@ class Updater:
             yield pieces
 
     def _halve_budget(self, step: int, error: BaseException) -> None:
-        self.optimizer.zero_grad()
+        self.strategy.zero_grad()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         if self.max_tokens <= 1:
@@ -293,7 +289,7 @@ class Updater:
                 ref_logp_N = self._reference_logprobs(batch) if needs_kl else None
                 experience, loss = self._loss_of(experience, batch, logp_N, entropy_N, ref_logp_N, n, metrics, step, first_use=first_use)
                 self._in_hand = experience
-                self.accelerator.backward(loss)
+                self.strategy.backward(loss, is_last=True)
         return experience
 
     def _reference_logprobs(self, batch: ScoringBatch) -> torch.Tensor:
@@ -373,11 +369,10 @@ class Updater:
     def _step_optimizer(self, step: int) -> dict[str, float]:
         norm, bad = self.strategy.gradient_norm()
         if not torch.isfinite(norm):
-            self.optimizer.zero_grad()
-            bad = bad.removeprefix("model.")
+            self.strategy.zero_grad()
             message = f"step {step}: the gradient norm is {norm.item()} (first in {bad}); nothing was updated."
             raise NonFiniteError(message, place=f"gradient norm, first in {bad}", value=norm.item())
-        learning_rate = self.strategy.step(self.optimizer, norm=norm, max_norm=self.settings.max_grad_norm)
+        learning_rate = self.strategy.step(norm=norm, max_norm=self.settings.max_grad_norm)
         return {"grad_norm": norm.item(), "learning_rate": learning_rate}
 
 

@@ -14,7 +14,7 @@ from rloo_cli.run.signals import StopSignal
 from rloo_cli.training.experience import build_experience
 from rloo_cli.training.optimizer import OptimizerAndSchedule
 from rloo_cli.training.policy import Policy, disable_dropout, make_reference
-from rloo_cli.training.strategy import Replicated
+from rloo_cli.training.strategy_replicated import Replicated
 from rloo_cli.training.update import Updater, UpdateSettings
 from rloo_cli.types import Completion, FinishReason, Group, GroupRewards, Prompt
 
@@ -53,6 +53,11 @@ def drifted(model, scale=0.05, seed=3):
     return other
 
 
+def sgd(policy, rate):
+    optimizer = torch.optim.SGD(policy.parameters(), lr=rate)
+    return OptimizerAndSchedule(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0))
+
+
 def make_updater(
     model,
     reference=None,
@@ -72,8 +77,7 @@ def make_updater(
     accelerator = Accelerator(cpu=True)
     disable_dropout(model)
     policy = Policy(model, layout=layout, temperature=TEMPERATURE, head_chunk=chunk)
-    sgd = torch.optim.SGD(policy.parameters(), lr=fields.pop("lr", 1.0))
-    schedule = torch.optim.lr_scheduler.ConstantLR(sgd, factor=1.0)
+    rate = fields.pop("lr", 1.0)
     settings = UpdateSettings(
         slices=slices,
         off_policy=slices * iterations > 1,
@@ -88,12 +92,10 @@ def make_updater(
         frozen = make_reference(Policy(reference, layout=layout, temperature=TEMPERATURE, head_chunk=chunk), low_precision=None)
     ranks = ranks or Ranks()
     strategy = Replicated(accelerator, ranks)
-    strategy.prepare(policy)
+    strategy.distribute(policy, lambda policy: sgd(policy, rate))
     return Updater(
         accelerator=accelerator,
-        policy=policy,
         reference=frozen,
-        optimizer=OptimizerAndSchedule(sgd, schedule),
         algorithm=AlgorithmSection(**{"beta": 0.05 if reference is not None else 0.0, **fields}),
         settings=settings,
         strategy=strategy,

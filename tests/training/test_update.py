@@ -35,7 +35,7 @@ def test_float32_gradient_equals_the_naive_one(name):
     expected = rig.naive_gradient(copy.deepcopy(model), copy.deepcopy(reference), experience)
     updater = rig.make_updater(model, reference, lr=1.0)
     gradients = {}
-    updater.optimizer.step = lambda: gradients.update(g=torch.cat([p.grad.flatten() for p in model.parameters()]).clone()) or 0.0
+    updater.strategy.optimizer.step = lambda: gradients.update(g=torch.cat([p.grad.flatten() for p in model.parameters()]).clone()) or 0.0
     updater.update(experience, 0, step=1)
     assert rig.relative(gradients["g"], expected) < 1e-5
 
