@@ -14,6 +14,29 @@ from rloo_cli.errors import RefusedError
 def plan(
     recipe: RecipeArgument,
     overrides: SetOption = None,
+    num_processes: Annotated[
+        int | None,
+        typer.Option(
+            "--num-processes", metavar="N", min=1, show_default=False, help="Processes of all machines; default: run.num_processes."
+        ),
+    ] = None,
+    num_machines: Annotated[
+        int | None,
+        typer.Option("--num-machines", metavar="N", min=1, show_default=False, help="Machines; default: as many as eight GPUs each make."),
+    ] = None,
+    accelerate_config: Annotated[
+        str | None,
+        typer.Option(
+            "--accelerate-config",
+            metavar="NAME|FILE",
+            show_default=False,
+            help="ddp, fsdp2, zero2, zero3 or a file of `accelerate config`; default: run.accelerate_config.",
+        ),
+    ] = None,
+    gpu: Annotated[
+        str | None,
+        typer.Option("--gpu", metavar="NAME", show_default=False, help="Plan for such GPUs, as h100-80; default: for what is here."),
+    ] = None,
     code_dir: CodeDirOption = None,
     no_model: Annotated[bool, typer.Option("--no-model", help="Check the recipe alone: no model, no data, no network.")] = False,
     engine: Annotated[
@@ -28,20 +51,27 @@ def plan(
     \b
     rloo plan recipes/quickstart.yaml
     rloo plan mine.yaml --set num_generations=16      would it still fit?
+    rloo plan mine.yaml --num-processes 32 --accelerate-config zero3 --gpu h100-80     and on those?
     rloo plan mine.yaml --no-model                    the recipe alone, at once
     rloo plan mine.yaml --engine                      do engine (vLLM) and trainer agree?
     rloo plan mine.yaml --json | jq .memory.bytes.peak
     """
     from rloo_cli.inspect.visible import visible
+    from rloo_cli.plan.devices import check_gpu, find_device
     from rloo_cli.plan.prepare import check_recipe
     from rloo_cli.plan.render import render_plan
     from rloo_cli.plan.report import engine_document, launch_command, recipe_document
 
     if no_model and engine:
         raise RefusedError("--engine needs the model that --no-model leaves out: give one of them.")
-    checked = check_recipe(recipe, overrides=overrides or [], code_dir=code_dir)
-    document = recipe_document(checked)
-    document["command"] = launch_command(recipe, overrides or [], code_dir=code_dir, trust_remote_code=trust_remote_code)
+    check_gpu(gpu)
+    overrides = overrides or []
+    launch = {"--num-processes": num_processes, "--num-machines": num_machines, "--accelerate-config": accelerate_config}
+    asked = {"run.num_processes": num_processes, "run.accelerate_config": accelerate_config}
+    fields = [f"{name}={value}" for name, value in asked.items() if value is not None]
+    checked = check_recipe(recipe, overrides=[*overrides, *fields], code_dir=code_dir, num_machines=num_machines, is_training=True)
+    document, fault = recipe_document(checked), None
+    document["command"] = launch_command(recipe, overrides, code_dir=code_dir, trust_remote_code=trust_remote_code, launch=launch)
     if no_model:
         from rloo_cli.plan.extras import missing_extras
 
@@ -53,12 +83,14 @@ def plan(
 
         with reward_runner(checked, log_dir=None) as rewards, errors_placed(checked.loaded), waiting("importing rewards, reading the data"):
             prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code)
-            from rloo_cli.plan.resources import resources_document
+            from rloo_cli.plan.resources import add_resources
 
             add_data(document, prepared)
-            document |= resources_document(prepared, trust_remote_code=trust_remote_code)
+            fault = add_resources(document, prepared, find_device(gpu), trust_remote_code=trust_remote_code)
             if engine:
                 from rloo_cli.launch.engine_check import check_engine_here
 
                 document["engine"] = engine_document(prepared.recipe, check_engine_here(prepared, trust_remote_code=trust_remote_code))
     typer.echo(json.dumps(document, indent=2, ensure_ascii=False) if as_json else visible(render_plan(document)))
+    if fault is not None:
+        raise RefusedError(fault)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rloo_cli.errors import RefusedError
+from rloo_cli.plan.numbers import GIB
 
-GIB = 1 << 30
 GPUS_OF_A_MACHINE = 8
 """What a machine of named GPUs is taken to have where nothing says how many machines there are."""
 GPUS = {
@@ -38,24 +38,31 @@ class DeviceMemory:
     """Of a GPU; on a CPU that of the machine, which its processes share."""
     free: int
     """What nothing holds now; of a named GPU all of it."""
+    is_named: bool = False
+    """Whether it was named, and need not be here."""
 
     def room(self, processes: int) -> int:
         """Bytes for each of the `processes` of one machine."""
         return self.free if self.kind == "cuda" else self.free // processes
 
 
-def find_device(gpu: str | None) -> DeviceMemory:
-    """The GPU of that name; None = this machine's, or its CPU.
+def machines_of_gpus(processes: int) -> int:
+    """The fewest machines of at most eight GPUs that share so many processes evenly."""
+    return next(count for count in range(1, processes + 1) if processes % count == 0 and processes // count <= GPUS_OF_A_MACHINE)
 
-    Raises:
-        RefusedError: no GPU of that name is known.
-    """
+
+def check_gpu(gpu: str | None) -> None:
+    """Raise RefusedError where no GPU of that name is known."""
+    if gpu is not None and gpu.lower() not in GPUS:
+        raise RefusedError(f"--gpu {gpu}: not known. There are {', '.join(GPUS)}.")
+
+
+def find_device(gpu: str | None) -> DeviceMemory:
+    """The GPU of that name, which is known; None = this machine's, or its CPU."""
     if gpu is None:
         return _this_machines()
-    size = GPUS.get(gpu.lower())
-    if size is None:
-        raise RefusedError(f"--gpu {gpu}: not known. There are {', '.join(GPUS)}.")
-    return DeviceMemory(name=gpu.lower(), kind="cuda", total=round(size * GIB), free=round(size * GIB))
+    size = round(GPUS[gpu.lower()] * GIB)
+    return DeviceMemory(name=gpu.lower(), kind="cuda", total=size, free=size, is_named=True)
 
 
 def _this_machines() -> DeviceMemory:

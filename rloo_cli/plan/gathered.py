@@ -16,6 +16,6 @@ def gathered(shape: ModelShape, work: Workload, spread: Spread) -> int:
     if spread.processes == 1 and spread.strategy == "ddp":
         return 0
     if spread.strategy == "ddp":
-        return max(DDP_BUCKET, shape.largest_tensor * work.weight_bytes)
+        return min(shape.parameters * work.weight_bytes, max(DDP_BUCKET, shape.largest_tensor * work.weight_bytes))
     number = BFLOAT16 if work.low_precision else FLOAT32
     return 2 * shape.layer_parameters * number

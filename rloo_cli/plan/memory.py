@@ -51,15 +51,15 @@ def estimate_memory(shape: ModelShape, work: Workload, spread: Spread | None = N
 def _states(shape: ModelShape, work: Workload, spread: Spread) -> dict[str, int]:
     """What stands, and the gradients."""
     n = shape.parameters
-    on_device = 0 if spread.cpu_offload else 1
+    weights, state = int(not spread.offloads_weights), int(not spread.offloads_state)
     return {
-        "weights": on_device * _part(n * work.weight_bytes, spread.weight_parts),
+        "weights": weights * _part(n * work.weight_bytes, spread.weight_parts),
         "master": 0,
-        "optimizer": on_device * _part(n * work.weight_bytes * OPTIMIZER_STATES[work.optim], spread.state_parts),
+        "optimizer": state * _part(n * work.weight_bytes * OPTIMIZER_STATES[work.optim], spread.state_parts),
         "decode copy": sampling_copy(shape, work, spread),
         "vllm": _vllm(shape, work) if work.sampler == "vllm" else 0,
-        "reference": on_device * _part(_reference(shape, work), spread.weight_parts),
-        "gradients": on_device * _part(n * work.weight_bytes, spread.state_parts),
+        "reference": weights * _part(_reference(shape, work), spread.weight_parts),
+        "gradients": state * _part(n * work.weight_bytes, spread.state_parts),
     }
 
 
@@ -114,11 +114,11 @@ def loading_bytes(shape: ModelShape, work: Workload, spread: Spread) -> int:
 
 
 def offloaded_bytes(shape: ModelShape, work: Workload, spread: Spread) -> int:
-    """Bytes of a machine's own memory that hold its processes' parts under `cpu_offload`."""
-    if not spread.cpu_offload:
-        return 0
-    states = shape.parameters * work.weight_bytes * (2 + OPTIMIZER_STATES[work.optim]) + _reference(shape, work)
-    return spread.local_processes * _part(states, spread.processes)
+    """Bytes of a machine's own memory that hold its processes' parts where they are offloaded."""
+    weights = shape.parameters * work.weight_bytes + _reference(shape, work)
+    state = shape.parameters * work.weight_bytes * (1 + OPTIMIZER_STATES[work.optim])
+    parts = weights * spread.offloads_weights // spread.weight_parts + state * spread.offloads_state // spread.state_parts
+    return spread.local_processes * parts
 
 
 def estimate_disk(shape: ModelShape, work: Workload, *, checkpoints: int, rows: int, spread: Spread | None = None) -> dict[str, int]:

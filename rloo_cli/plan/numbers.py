@@ -1,3 +1,12 @@
-"""Bytes of a number of each dtype."""
+"""Numbers of bytes, and how they are told."""
+
+from __future__ import annotations
 
 FLOAT32, BFLOAT16 = 4, 2
+"""Bytes of a number."""
+GIB, MIB = 1 << 30, 1 << 20
+
+
+def show_size(size: float) -> str:
+    """`12.3 MiB`, `4.56 GiB`."""
+    return f"{size / GIB:,.2f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"

@@ -6,28 +6,26 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-GIB, MIB = 1 << 30, 1 << 20
-MEMORY_WORDS = {
-    "weights": "weights being trained",
-    "master": "float32 copy of its part that ZeRO updates",
-    "optimizer": "optimizer state",
-    "decode copy": "copy of the model that samples",
-    "vllm": "vLLM: its weights, keys and values",
-    "reference": "reference model",
-    "kv cache": "KV cache while sampling",
-    "gradients": "gradients",
-    "activations": "activations of a micro-batch",
-    "logits": "logits",
-    "gathered": "layers gathered and gradients summed, for a while",
-    "allocator": "what the allocator holds beyond these",
-    "runtime": "libraries, on first use",
-    "peak": "peak, beside about 0.4 GiB of imported libraries",
-}
+from rloo_cli.plan.render_memory import disk_lines, launch_lines, memory_lines, strategy_lines
 
 
 def render_plan(document: Mapping[str, Any]) -> str:
     """The whole text of a plan."""
-    sections = (_recipe, _batch, _steps, _lengths, _rewards, _memory, _disk, _engine, _first_prompt, _notes, _command)
+    sections = (
+        _recipe,
+        _batch,
+        _steps,
+        _lengths,
+        _rewards,
+        launch_lines,
+        memory_lines,
+        strategy_lines,
+        disk_lines,
+        _engine,
+        _first_prompt,
+        _notes,
+        _command,
+    )
     blocks = ["\n".join(section(document)) for section in sections]
     return "\n\n".join(block for block in blocks if block)
 
@@ -93,27 +91,6 @@ def _rewards(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"  columns of the data: {', '.join(columns) or 'none beside the prompt'}"
 
 
-def _memory(document: Mapping[str, Any]) -> Iterator[str]:
-    memory = document.get("memory")
-    if memory is None:
-        return
-    yield f"Memory of one device, estimated ({memory['parameters'] / 1e6:,.1f} M parameters, {memory['dtype']})"
-    for term, size in memory["bytes"].items():
-        if size or term == "peak":
-            yield f"  {_size(size):>10}  {MEMORY_WORDS[term]}"
-    yield f"  free now: {_size(memory['free'])} on {memory['device']}"
-
-
-def _disk(document: Mapping[str, Any]) -> Iterator[str]:
-    disk = document.get("disk")
-    if disk is None:
-        return
-    yield "Disk, estimated"
-    checkpoints = f"{disk['count']} checkpoint{'' if disk['count'] == 1 else 's'}"
-    yield f"  {checkpoints} of {_size(disk['checkpoint'])}, the final model {_size(disk['final'])}, rollouts at most {_size(disk['rollouts'])}"
-    yield f"  free now: {_size(disk['free'])} below {disk['folder']}"
-
-
 def _engine(document: Mapping[str, Any]) -> Iterator[str]:
     engine = document.get("engine")
     if engine is None:
@@ -154,7 +131,3 @@ def _value(value: Any) -> str:
 
 def _or(value: Any, words: str) -> str:
     return words if value is None else str(value)
-
-
-def _size(size: float) -> str:
-    return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"

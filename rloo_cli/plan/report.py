@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -160,10 +160,21 @@ def longest_completion(prepared: Prepared) -> int | None:
 
 
 def launch_command(
-    path: str, overrides: Sequence[str], *, code_dir: str | None, trust_remote_code: bool, resume_in: str | None = None
+    path: str,
+    overrides: Sequence[str],
+    *,
+    code_dir: str | None,
+    trust_remote_code: bool,
+    resume_in: str | None = None,
+    launch: Mapping[str, object] | None = None,
 ) -> str:
-    """The command that trains what was planned, or goes on with it in a run folder."""
+    """The command that trains what was planned, or goes on with it in a run folder.
+
+    `launch`: options that say how it is launched, such as `--num-processes`; None = not given.
+    """
     words = ["rloo", "train", path]
+    for option, value in (launch or {}).items():
+        words += [option, str(value)] if value is not None else []
     for override in overrides:
         words += ["--set", override]
     if code_dir is not None:

@@ -1,107 +1,116 @@
-"""Memory and disk of a planned run: the formula of memory.py applied to this recipe on this machine."""
+"""Memory and disk of a planned run: the formula of memory.py applied to this recipe, on this machine's devices or on named ones."""
 
 from __future__ import annotations
 
 import math
 import shutil
+from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import psutil
 
+from rloo_cli.plan.comparison import Verdict, advice, compare, sampling_fault
 from rloo_cli.plan.context import load_config
-from rloo_cli.plan.memory import estimate_disk, estimate_memory
-from rloo_cli.plan.report import longest_completion
-from rloo_cli.plan.shape import model_shape
+from rloo_cli.plan.devices import DeviceMemory, machines_of_gpus
+from rloo_cli.plan.memory import estimate_disk, loading_bytes, offloaded_bytes
+from rloo_cli.plan.numbers import show_size
+from rloo_cli.plan.shape import ModelShape, model_shape
+from rloo_cli.plan.spread import Spread, check_machines, spread_of
 from rloo_cli.plan.work import Workload
+from rloo_cli.plan.workload import workload
 from rloo_cli.recipe.schema import Recipe
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedConfig
-
     from rloo_cli.plan.prepare import Prepared
 
-GUESSED_COMPLETION = 1024
-"""Tokens of a completion where neither recipe nor model bounds it."""
 
+def add_resources(document: dict[str, Any], prepared: Prepared, device: DeviceMemory, *, trust_remote_code: bool) -> str | None:
+    """Add what the run needs of memory and disk, from the model's configuration: `launch`, `memory`, `strategies`, `host`, `disk` and notes.
 
-def resources_document(prepared: Prepared, *, trust_remote_code: bool) -> dict[str, Any]:
-    """`{"memory": …, "disk": …}` in bytes, from the model's configuration; no weights are read."""
-    import torch
-
+    Returns why the run cannot work on these devices; None where nothing is known against it.
+    """
     recipe = prepared.checked.loaded.recipe
     config = load_config(recipe.model, trust_remote_code=trust_remote_code)
-    device = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    shape, work = model_shape(config), workload(prepared, config, device)
-    count = saved_checkpoints(recipe, prepared.total_steps, len(prepared.prompts) / prepared.checked.loaded.batch.prompts_per_step)
-    folder = _existing_parent(Path(recipe.run.output_dir or "runs"))
-    rows = prepared.checked.loaded.batch.completions_per_step * prepared.total_steps
+    shape, spread = model_shape(config), _spread(prepared, device)
+    work = workload(prepared, config, shape, device, spread)
+    verdicts = compare(shape, work, spread, device)
+    document["launch"] = _launch_document(spread)
+    document["memory"] = _memory_document(recipe, shape, work, spread, device, verdicts)
+    document["strategies"] = [asdict(verdict) for verdict in verdicts]
+    document["host"] = _host_document(shape, work, spread, device)
+    document["disk"] = _disk_document(prepared, shape, work, spread)
+    document["notes"] += _notes(shape, work, spread, device)
+    return sampling_fault(shape, work, device) if device.kind == "cuda" else None
+
+
+def _spread(prepared: Prepared, device: DeviceMemory) -> Spread:
+    loaded = prepared.checked.loaded
+    machines = loaded.num_machines
+    if machines == 1 and device.kind == "cuda":
+        machines = machines_of_gpus(loaded.num_processes)
+    check_machines(loaded.num_processes, machines)
+    return spread_of(loaded.distribution, processes=loaded.num_processes, machines=machines)
+
+
+def _launch_document(spread: Spread) -> dict[str, Any]:
     return {
-        "memory": {
-            "parameters": shape.parameters,
-            "dtype": _dtype_words(recipe, work),
-            "bytes": estimate_memory(shape, work),
-            "device": _device_name(device),
-            "free": _free_memory(device),
-        },
-        "disk": {
-            **estimate_disk(shape, work, checkpoints=count, rows=rows),
-            "count": count,
-            "folder": str(folder),
-            "free": shutil.disk_usage(folder).free,
-        },
+        "strategy": spread.strategy,
+        "num_processes": spread.processes,
+        "num_machines": spread.machines,
+        "processes_per_machine": spread.local_processes,
+        "words": spread.words(),
     }
 
 
-def workload(prepared: Prepared, config: PreTrainedConfig, device: torch.device) -> Workload:
-    """What a step of this run does with the model, `auto` decided as training would on this device."""
-    from rloo_cli.training.auto import decide_bf16, decide_head_chunk, decide_max_tokens
+def _memory_document(
+    recipe: Recipe, shape: ModelShape, work: Workload, spread: Spread, device: DeviceMemory, verdicts: tuple[Verdict, ...]
+) -> dict[str, Any]:
+    own = next(verdict for verdict in verdicts if verdict.strategy == spread.strategy)
+    return {
+        "parameters": shape.parameters,
+        "dtype": f"weights {recipe.model.dtype}, computing in {'bfloat16' if work.low_precision else recipe.model.dtype}",
+        "bytes": own.bytes,
+        "device": device.name,
+        "is_named": device.is_named,
+        "total": device.total,
+        "free": device.free,
+        "room": device.room(spread.local_processes),
+        "fits": own.fits,
+        "change": advice(verdicts, spread),
+    }
 
+
+def _host_document(shape: ModelShape, work: Workload, spread: Spread, device: DeviceMemory) -> dict[str, Any]:
+    """The main machine's own memory; `free` is known of this one alone."""
+    return {
+        "loading": loading_bytes(shape, work, spread),
+        "offloaded": offloaded_bytes(shape, work, spread),
+        "free": int(psutil.virtual_memory().available) if not device.is_named else None,
+    }
+
+
+def _disk_document(prepared: Prepared, shape: ModelShape, work: Workload, spread: Spread) -> dict[str, Any]:
     loaded = prepared.checked.loaded
-    recipe, batch, training = loaded.recipe, loaded.batch, loaded.recipe.training
-    prompt = math.ceil(prepared.prompts.lengths.mean())
-    completion = longest_completion(prepared) or GUESSED_COMPLETION
-    longest = int(prepared.prompts.lengths.max()) + batch.num_generations * completion
-    budget = decide_max_tokens(training, SimpleNamespace(config=config), device, group_tokens=longest)
-    step_tokens = batch.prompts_per_step * prompt + batch.completions_per_step * completion
-    tokens = min(budget, step_tokens)
-    if batch.max_micro_batch_rows is not None:
-        tokens = min(
-            tokens, batch.max_micro_batch_rows * completion + math.ceil(batch.max_micro_batch_rows / batch.num_generations) * prompt
+    count = saved_checkpoints(loaded.recipe, prepared.total_steps, len(prepared.prompts) / loaded.batch.prompts_per_step)
+    folder = _existing_parent(Path(loaded.recipe.run.output_dir or "runs"))
+    rows = loaded.batch.completions_per_step * prepared.total_steps
+    return {
+        **estimate_disk(shape, work, checkpoints=count, rows=rows, spread=spread),
+        "count": count,
+        "folder": str(folder),
+        "free": shutil.disk_usage(folder).free,
+    }
+
+
+def _notes(shape: ModelShape, work: Workload, spread: Spread, device: DeviceMemory) -> Iterator[str]:
+    if device.kind == "cpu" and spread.is_sharded and work.sampler == "transformers":
+        size = show_size(shape.parameters * work.sampling_bytes)
+        yield (
+            f"{spread.strategy} cuts the trained model, and without vLLM each process samples with a whole copy of it, {size}; where "
+            "that is more than a device has, set generation.use_vllm."
         )
-    return Workload(
-        weight_bytes=4 if recipe.model.dtype == "float32" else 2,
-        low_precision=decide_bf16(training, device),
-        has_reference=recipe.algorithm.beta > 0,
-        checkpointing=training.gradient_checkpointing,
-        optim=training.optim,
-        micro_batch_tokens=tokens,
-        micro_batch_completion_tokens=round(tokens * batch.completions_per_step * completion / step_tokens),
-        head_chunk=decide_head_chunk(training, config.get_text_config().vocab_size, budget),
-        decode_rows=batch.prompts_per_generation * batch.num_generations,
-        decode_prompts=batch.prompts_per_generation,
-        prompt_tokens=prompt,
-        completion_tokens=completion,
-        sampler=_sampler(recipe),
-        vllm_share=_vllm_share(recipe, device),
-    )
-
-
-def _sampler(recipe: Recipe) -> Literal["transformers", "vllm", "elsewhere"]:
-    if not recipe.generation.use_vllm:
-        return "transformers"
-    return "vllm" if recipe.generation.vllm_mode == "colocate" else "elsewhere"
-
-
-def _vllm_share(recipe: Recipe, device: torch.device) -> int:
-    """Bytes of the GPU that vLLM takes beside the trainer; 0 on a CPU."""
-    import torch
-
-    if device.type != "cuda" or _sampler(recipe) != "vllm":
-        return 0
-    return round(recipe.generation.vllm_gpu_memory_utilization * torch.cuda.get_device_properties(device).total_memory)
 
 
 def saved_checkpoints(recipe: Recipe, total_steps: int, steps_per_epoch: float) -> int:
@@ -112,26 +121,6 @@ def saved_checkpoints(recipe: Recipe, total_steps: int, steps_per_epoch: float) 
     every = run.save_steps if run.save_strategy == "steps" else max(1, math.ceil(steps_per_epoch))
     count = -(-total_steps // every)  # the last step is saved as well
     return min(count, run.save_total_limit) if run.save_total_limit is not None else count
-
-
-def _dtype_words(recipe: Recipe, work: Workload) -> str:
-    return f"weights {recipe.model.dtype}, computing in {'bfloat16' if work.low_precision else recipe.model.dtype}"
-
-
-def _device_name(device: torch.device) -> str:
-    if device.type == "cpu":
-        return "this machine"
-    import torch
-
-    return torch.cuda.get_device_name(device)
-
-
-def _free_memory(device: torch.device) -> int:
-    if device.type == "cpu":
-        return int(psutil.virtual_memory().available)
-    import torch
-
-    return int(torch.cuda.mem_get_info(device)[0])
 
 
 def _existing_parent(path: Path) -> Path:

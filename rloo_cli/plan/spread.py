@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Any
 
 from rloo_cli.errors import RefusedError
-
-StrategyName = Literal["ddp", "fsdp2", "zero2", "zero3"]
-STRATEGIES: tuple[StrategyName, ...] = get_args(StrategyName)
+from rloo_cli.recipe.accelerate_config import Distribution, StrategyName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,8 +21,10 @@ class Spread:
     processes: int = 1
     """Of all machines."""
     machines: int = 1
-    cpu_offload: bool = False
-    """fsdp2: the parts lie in the machine's memory, not on the device."""
+    offloads_weights: bool = False
+    """fsdp2 and zero3: the parts of the weights lie in the machine's memory, not on the device."""
+    offloads_state: bool = False
+    """fsdp2, zero2 and zero3: likewise those of gradient and optimizer state."""
     reshard_after_forward: bool = True
     """fsdp2: whether gathered layers are given up between the forward and the backward pass."""
 
@@ -53,6 +54,24 @@ class Spread:
             return "1 process" if self.strategy == "ddp" else f"1 process, {self.strategy}"
         where = "1 machine" if self.machines == 1 else f"{self.machines} machines of {self.local_processes}"
         return f"{self.processes} processes on {where}, {self.strategy}"
+
+
+def spread_of(distribution: Distribution, *, processes: int, machines: int) -> Spread:
+    """How that distribution lies on so many processes and machines."""
+    zero = distribution.zero
+    return Spread(
+        strategy=distribution.strategy,
+        processes=processes,
+        machines=machines,
+        offloads_weights=distribution.cpu_offload or _is_offloaded(zero, "offload_param"),
+        offloads_state=distribution.cpu_offload or _is_offloaded(zero, "offload_optimizer"),
+        reshard_after_forward=distribution.reshard_after_forward,
+    )
+
+
+def _is_offloaded(zero: Mapping[str, Any], name: str) -> bool:
+    section = zero.get(name)
+    return isinstance(section, dict) and section.get("device", "cpu") == "cpu"
 
 
 def check_machines(processes: int, machines: int) -> None:

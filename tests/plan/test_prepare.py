@@ -8,7 +8,7 @@ from rloo_cli.errors import DataError, RecipeError
 from rloo_cli.plan import extras
 from rloo_cli.plan import prepare as prepare_module
 from rloo_cli.plan.prepare import UNLIMITED, check_recipe, check_vllm_length, errors_placed, max_prompt_tokens, prepare, reward_runner
-from rloo_cli.plan.render import _disk
+from rloo_cli.plan.render_memory import disk_lines
 from rloo_cli.plan.report import differences, notes, recipe_document
 from rloo_cli.plan.shipped import find_recipe, shipped_folder
 
@@ -135,8 +135,8 @@ def test_another_metric_for_the_best_model_is_refused_with_those_there_are(tmp_p
 
 @pytest.mark.parametrize(("count", "told"), [(1, "  1 checkpoint of "), (2, "  2 checkpoints of ")])
 def test_checkpoints_are_counted_in_words(count, told):
-    disk = {"count": count, "checkpoint": 1, "final": 1, "rollouts": 1, "free": 1, "folder": "runs"}
-    assert told in "\n".join(_disk({"disk": disk}))
+    disk = {"count": count, "checkpoint": 1, "process": 1, "final": 1, "rollouts": 1, "free": 1, "folder": "runs"}
+    assert told in "\n".join(disk_lines({"disk": disk}))
 
 
 @pytest.mark.parametrize(("given", "completion", "is_refused"), [(39, 30, True), (40, 30, False), (10, None, True), (11, None, False)])
