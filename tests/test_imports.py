@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "training": MIDDLE | BASE | {"serving"},
     "inspect": {"run", "rewards", "data"} | BASE,
     "plan": MIDDLE | BASE | {"training", "serving"},
-    "launch": MIDDLE | BASE | {"training", "plan"},
+    "launch": MIDDLE | BASE | {"training", "plan", "serving"},
     "serving": BASE | {"run", "rollout"},
     "cli": MIDDLE | BASE | {"training", "plan", "launch", "inspect", "serving"},
     "__main__": {"cli"},

@@ -15,9 +15,13 @@ from rloo_cli.cli.arguments import expand_resume, expand_serve
 from rloo_cli.cli.evaluate import evaluate
 from rloo_cli.cli.failures import report_bug, report_error
 from rloo_cli.cli.plan import plan
+from rloo_cli.cli.report import report
+from rloo_cli.cli.recipes import app as recipes
 from rloo_cli.cli.rewards import app as rewards
 from rloo_cli.cli.rollouts import app as rollouts
 from rloo_cli.cli.schema import schema
+from rloo_cli.cli.show import show
+from rloo_cli.cli.slurm import slurm, slurm_attempt, slurm_port, slurm_task
 from rloo_cli.cli.train import train
 from rloo_cli.cli.vllm_serve import vllm_serve
 from rloo_cli.errors import RlooError
@@ -42,10 +46,17 @@ app = typer.Typer(
 app.command(epilog=EPILOG)(train)
 app.command(epilog=EPILOG)(plan)
 app.command(name="eval", epilog=EPILOG)(evaluate)
+app.command(epilog=EPILOG)(report)
+app.add_typer(recipes, name="recipes", epilog=EPILOG)
+app.command(epilog=EPILOG)(show)
 app.command()(schema)
 app.add_typer(rollouts, name="rollouts", epilog=EPILOG)
 app.add_typer(rewards, name="rewards", epilog=EPILOG)
 app.command(name="vllm-serve", epilog=EPILOG)(vllm_serve)
+app.command(epilog=EPILOG)(slurm)
+app.command(name="slurm-attempt", hidden=True)(slurm_attempt)
+app.command(name="slurm-task", hidden=True)(slurm_task)
+app.command(name="slurm-port", hidden=True)(slurm_port)
 
 
 def _print_version(wanted: bool) -> None:
@@ -65,10 +76,12 @@ def main(
     rloo train recipes/quickstart.yaml      do it
     rloo train recipes/quickstart.yaml --resume --output-dir runs/mine
     rloo eval  runs/mine                    score what was trained
+    rloo report runs/mine                   a page about it: curves, health, rollouts
     rloo schema --show generation           the fields of a recipe's section
     rloo rewards check recipes/quickstart.yaml   what its reward pays for
     rloo rollouts show runs/mine            completions, rewards, advantages
     rloo vllm-serve --model M               a vLLM server that trainers generate with
+    rloo slurm mine.yaml --gpus-per-node 8  the batch script that trains it under SLURM
 
     `rloo COMMAND --help` tells more.
     """
