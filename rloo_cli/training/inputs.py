@@ -38,7 +38,7 @@ class TrainingInputs:
     resume_from: Checkpoint | None
     trust_remote_code: bool
     progress: Progress
-    distribution: Distribution = Distribution()
+    distribution: Distribution = field(default_factory=Distribution)
     """How the model lies over the processes."""
     stop: StopSignal = field(default_factory=StopSignal)
     """Entered by the caller; where it is not, no signal is heard."""

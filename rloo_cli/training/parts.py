@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,13 +31,17 @@ class Part:
     """Where the range begins in this rank's part of `key`, flattened."""
 
 
-def unique_names(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Parameters and persistent buffers by state-dict name, tied ones once, under their first name."""
-    seen: set[int] = set()
+def aliased(model: torch.nn.Module) -> list[tuple[list[str], torch.Tensor]]:
+    """(all its names, tensor) of each parameter and persistent buffer, in the order of the state dict; tied weights have several names."""
+    found: dict[int, tuple[list[str], torch.Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        if id(tensor) not in seen:
-            seen.add(id(tensor))
-            yield name, tensor
+        found.setdefault(id(tensor), ([], tensor))[0].append(name)
+    return list(found.values())
+
+
+def unique_names(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Parameters and persistent buffers by state-dict name, tied ones once, under their first name."""
+    return [(names[0], tensor) for names, tensor in aliased(model)]
 
 
 def local_flat(tensor: torch.Tensor) -> torch.Tensor:

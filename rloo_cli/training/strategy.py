@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 from accelerate import Accelerator
+from transformers import PreTrainedModel
 
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import LocalState, SavedState
@@ -46,6 +47,9 @@ class Strategy(Protocol):
     def make_reference(self, *, low_precision: torch.dtype | None) -> Policy:
         """A frozen copy of the policy as it is now, in eval mode, laid out likewise."""
 
+    def decoding_model(self) -> PreTrainedModel:
+        """The model for whoever decodes with transformers: the policy's own, or one on the meta device where no rank holds it. No collective."""
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
 
@@ -77,6 +81,9 @@ class Strategy(Protocol):
 
 def make_strategy(distribution: Distribution, accelerator: Accelerator, ranks: Ranks) -> Strategy:
     """The strategy that was asked for."""
+    from rloo_cli.training.strategy_fsdp import FullySharded
     from rloo_cli.training.strategy_replicated import Replicated
 
+    if distribution.strategy == "fsdp2":
+        return FullySharded(distribution, accelerator, ranks)
     return Replicated(accelerator, ranks)

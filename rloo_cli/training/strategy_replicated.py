@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
 
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator
+from transformers import PreTrainedModel
 
 from rloo_cli.recipe.accelerate_config import StrategyName
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import LocalState, SavedState
 from rloo_cli.training import policy as policies
 from rloo_cli.training.optimizer import OptimizerAndSchedule
-from rloo_cli.training.parts import Part, load_parts, local_state_of, unique_names
+from rloo_cli.training.parts import Part, aliased, load_parts, local_flat, local_state_of, unique_names
 from rloo_cli.training.policy import Policy
 from rloo_cli.training.strategy import MakeOptimizer
 
@@ -25,7 +25,7 @@ BUCKET_BYTES = 64 << 20
 class Replicated:
     """Implements `strategy.Strategy`. Ranks need not run equally many passes: they meet once, for the gradient."""
 
-    name: ClassVar[StrategyName] = "ddp"
+    name: StrategyName = "ddp"
     is_lockstep = False
     is_sharded = False
 
@@ -49,13 +49,16 @@ class Replicated:
 
     def distribute(self, policy: Policy, make_optimizer: MakeOptimizer) -> None:
         """The policy on its device, not wrapped: a wrapper would communicate in each backward pass."""
-        policy.to(self.accelerator.device)
-        self._policy = self.accelerator.prepare_model(policy, evaluation_mode=self.ranks.world_size > 1)
+        self._policy = policy.to(self.accelerator.device)
         self._optimizer = make_optimizer(policy)
 
     def make_reference(self, *, low_precision: torch.dtype | None) -> Policy:
         """A frozen copy of the policy as it is now, in eval mode."""
         return policies.make_reference(self.policy, low_precision=low_precision)
+
+    def decoding_model(self) -> PreTrainedModel:
+        """The policy's own."""
+        return self.policy.model
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -88,7 +91,9 @@ class Replicated:
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         """The model's tensors themselves, by state-dict name; no collective."""
-        yield from self.policy.model.state_dict().items()
+        for names, tensor in aliased(self.policy.model):
+            whole = tensor.detach()
+            yield from ((name, whole) for name in names)
 
     def first_non_finite(self) -> str | None:
         """The name of the first parameter that holds NaN or infinity; None where all are finite. No collective."""
@@ -107,8 +112,7 @@ class Replicated:
 
     def _parts(self) -> Iterator[Part]:
         for name, tensor in unique_names(self.policy.model):
-            whole = tensor.detach()
-            yield Part(name=name, shape=tuple(tensor.shape), start=0, values=whole.reshape(-1), key=tensor)
+            yield Part(name=name, shape=tuple(tensor.shape), start=0, values=local_flat(tensor), key=tensor)
 
 
 def sum_over_ranks(tensors: list[torch.Tensor]) -> None:

@@ -24,6 +24,7 @@ from rloo_cli.recipe.schema import AlgorithmSection
 from rloo_cli.run.ranks import Ranks, merge_known
 from rloo_cli.run.signals import StopSignal
 from rloo_cli.training.experience import Experience
+from rloo_cli.training.lockstep import Passes
 from rloo_cli.training.microbatches import (
     GroupRows,
     ScoringBatch,
@@ -85,6 +86,7 @@ class Updater:
         self.scoring_seconds = 0.0
         """Wall seconds that the current step spent on passes without gradient."""
         self._in_hand: Experience | None = None
+        self._passes = Passes(ranks, stop, is_lockstep=strategy.is_lockstep)
 
     def update(self, experience: Experience, use: int, step: int) -> tuple[Experience, dict[str, float]]:
         """The experience with what is now known about its rows, and the metrics of the step.
@@ -161,9 +163,11 @@ class Updater:
             if (failed := next((words for words in self.ranks.gather(error) if words is not None), None)) is not None:
                 raise _OutOfMemoryError(failed)
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if _is_out_of_memory(error):
-                raise _OutOfMemoryError(str(error)) from error
-            raise
+            if not _is_out_of_memory(error):
+                raise
+            if self.strategy.is_lockstep:  # the other ranks wait in this rank's pass: there is no way back
+                raise self._no_memory() from error
+            raise _OutOfMemoryError(str(error)) from error
         if self.ranks.world_size == 1:
             return experience
         kl, old = zip(*self.ranks.gather((experience.kl_PG, experience.old_logp_PG)), strict=True)
@@ -173,16 +177,25 @@ class Updater:
         try:
             return work(), None
         except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
-            if self.ranks.world_size > 1 and _is_out_of_memory(error) and self._in_hand is not None:
+            can_go_on = self.ranks.world_size > 1 and not self.strategy.is_lockstep
+            if can_go_on and _is_out_of_memory(error) and self._in_hand is not None:
                 return self._in_hand, str(error)
             raise
 
-    def _micro_batches(self, rows: Sequence[GroupRows]) -> Iterator[list[GroupRows]]:
-        """This rank's micro-batches, with a look for a stop before each."""
-        own = share_rows(rows, self.ranks.world_size)[self.ranks.rank]
-        for pieces in cut_into_micro_batches(own, max_tokens=self.max_tokens, max_rows=self.settings.max_rows):
-            self.stop.check()
-            yield pieces
+    def _micro_batches(self, rows: Sequence[GroupRows], *, at_least: int = 0) -> Iterator[tuple[list[GroupRows], bool]]:
+        """(micro-batch, whether it is the last) of this rank; in lockstep as many as every other has, at least so many."""
+        return self._passes.run(self._cut(rows), at_least=at_least)
+
+    def _cut(self, rows: Sequence[GroupRows]) -> list[list[list[GroupRows]]]:
+        """The micro-batches of every rank."""
+        shares = share_rows(rows, self.ranks.world_size)
+        return [cut_into_micro_batches(share, max_tokens=self.max_tokens, max_rows=self.settings.max_rows) for share in shares]
+
+    def _no_memory(self) -> DeviceMemoryError:
+        return DeviceMemoryError(
+            f"out of memory with at most {self.max_tokens} tokens a micro-batch, which {self.strategy.name} cannot try again with fewer: set "
+            f"training.max_tokens_per_micro_batch: {max(1, self.max_tokens // 2)} or training.gradient_checkpointing: true, and --resume."
+        )
 
     def _halve_budget(self, step: int, error: BaseException) -> None:
         self.strategy.zero_grad()
@@ -245,13 +258,16 @@ class Updater:
     def _score(self, experience: Experience, rows: Sequence[GroupRows], step: int) -> Experience:
         self.policy.eval()
         with torch.no_grad(), self.accelerator.autocast():
-            for pieces in self._micro_batches(rows):
+            for pieces, _ in self._micro_batches(rows):
                 batch = build_scoring_batch(pieces, self.policy.layout, self.accelerator.device)
                 logp_N, _ = self.policy(batch)
                 ref_logp_N = None if self.reference is None else self.reference(batch)[0]
-                refuse_non_finite(logp_N, batch, experience, step, "log-prob of the policy")
-                experience = record_old(experience, batch, logp_N)
-                experience = self._in_hand = self._record_kl(experience, batch, logp_N, ref_logp_N, step)
+                if not batch.rows:
+                    continue
+                with self._passes.held_back():
+                    refuse_non_finite(logp_N, batch, experience, step, "log-prob of the policy")
+                    experience = record_old(experience, batch, logp_N)
+                    experience = self._in_hand = self._record_kl(experience, batch, logp_N, ref_logp_N, step)
         return experience
 
     def _must_score_all(self, experience: Experience) -> bool:
@@ -260,11 +276,7 @@ class Updater:
         if self.reference is None:
             return False
         rows = select_rows(experience, self._groups_of_slice(experience, 0), experience.is_scored_PG)
-        pieces = [
-            micro_batch
-            for share in share_rows(rows, self.ranks.world_size)
-            for micro_batch in cut_into_micro_batches(share, max_tokens=self.max_tokens, max_rows=self.settings.max_rows)
-        ]
+        pieces = [micro_batch for share in self._cut(rows) for micro_batch in share]
         return self.algorithm.normalize_advantages or cuts_a_group(pieces)
 
     def _record_kl(
@@ -283,13 +295,18 @@ class Updater:
     ) -> Experience:
         self.policy.train()
         with self.accelerator.autocast(), self.policy.attention():
-            for pieces in self._micro_batches(rows):
+            for pieces, is_last in self._micro_batches(rows, at_least=1):
                 batch = build_scoring_batch(pieces, self.policy.layout, self.accelerator.device)
                 logp_N, entropy_N = self.policy(batch)
                 ref_logp_N = self._reference_logprobs(batch) if needs_kl else None
-                experience, loss = self._loss_of(experience, batch, logp_N, entropy_N, ref_logp_N, n, metrics, step, first_use=first_use)
+                loss = logp_N.sum() * 0  # of a micro-batch without rows, or one that fails
+                with self._passes.held_back():
+                    if batch.rows:
+                        experience, loss = self._loss_of(
+                            experience, batch, logp_N, entropy_N, ref_logp_N, n, metrics, step, first_use=first_use
+                        )
                 self._in_hand = experience
-                self.strategy.backward(loss, is_last=True)
+                self.strategy.backward(loss, is_last=is_last)
         return experience
 
     def _reference_logprobs(self, batch: ScoringBatch) -> torch.Tensor:

@@ -8,13 +8,16 @@ import random
 import torch
 from accelerate import Accelerator
 
+from rloo_cli.recipe.accelerate_config import Distribution
 from rloo_cli.recipe.schema import AlgorithmSection
 from rloo_cli.run.ranks import Ranks
+from rloo_cli.run.shards import SavedState
 from rloo_cli.run.signals import StopSignal
 from rloo_cli.training.experience import build_experience
 from rloo_cli.training.optimizer import OptimizerAndSchedule
+from rloo_cli.training.parts import unique_names
 from rloo_cli.training.policy import Policy, disable_dropout, make_reference
-from rloo_cli.training.strategy_replicated import Replicated
+from rloo_cli.training.strategy import make_strategy
 from rloo_cli.training.update import Updater, UpdateSettings
 from rloo_cli.types import Completion, FinishReason, Group, GroupRewards, Prompt
 
@@ -71,9 +74,16 @@ def make_updater(
     chunk=None,
     stale=False,
     ranks=None,
+    distribution=None,
+    checkpointing=False,
+    optimizer=None,
+    max_norm=0.0,
     **fields,
 ):
-    """An updater whose optimizer is SGD with learning rate 1: the weights' change is the gradient."""
+    """An updater whose optimizer is SGD with learning rate 1: the weights' change is the gradient.
+
+    `distribution`: of a strategy that shards. Its reference is laid out as the policy at first, which then gets its own weights.
+    """
     accelerator = Accelerator(cpu=True)
     disable_dropout(model)
     policy = Policy(model, layout=layout, temperature=TEMPERATURE, head_chunk=chunk)
@@ -83,16 +93,30 @@ def make_updater(
         off_policy=slices * iterations > 1,
         max_tokens=max_tokens,
         max_rows=max_rows,
-        max_grad_norm=0.0,
+        max_grad_norm=max_norm,
         active_dropout=dropout,
         is_stale=stale,
     )
-    frozen = None
-    if reference is not None:
-        frozen = make_reference(Policy(reference, layout=layout, temperature=TEMPERATURE, head_chunk=chunk), low_precision=None)
     ranks = ranks or Ranks()
-    strategy = Replicated(accelerator, ranks)
-    strategy.distribute(policy, lambda policy: sgd(policy, rate))
+    strategy = make_strategy(distribution or Distribution(), accelerator, ranks)
+    make = optimizer or (lambda policy: sgd(policy, rate))
+    frozen = None
+    if distribution is None:
+        if reference is not None:
+            frozen = make_reference(Policy(reference, layout=layout, temperature=TEMPERATURE, head_chunk=chunk), low_precision=None)
+        strategy.distribute(policy, make)
+    elif reference is None:
+        strategy.distribute(policy, make)
+    else:
+        weights = {name: tensor.detach().clone() for name, tensor in unique_names(model)}
+        model.load_state_dict(reference.state_dict())
+        strategy.distribute(policy, make)
+        frozen = strategy.make_reference(low_precision=None)
+        strategy.load_state(
+            SavedState(model=InMemory(weights), optimizer=InMemory({}), document={"scalars": {}, **strategy.optimizer.document()})
+        )
+    if checkpointing:
+        policy.model.gradient_checkpointing_enable({"use_reentrant": False})
     return Updater(
         accelerator=accelerator,
         reference=frozen,
@@ -104,15 +128,39 @@ def make_updater(
     )
 
 
+class InMemory:
+    """Saved tensors, of a checkpoint that was never written."""
+
+    def __init__(self, tensors):
+        self.tensors = tensors
+        self.names = tuple(tensors)
+
+    def shape(self, name):
+        return tuple(self.tensors[name].shape)
+
+    def read(self, name, start=0, stop=None):
+        return self.tensors[name].reshape(-1)[start:stop]
+
+
+def whole(strategy):
+    """All weights in one tensor, gathered."""
+    parts, previous = [], None
+    for _, tensor in strategy.named_tensors():
+        if tensor is not previous:  # a tied weight's other name
+            parts.append(tensor.flatten().clone())
+        previous = tensor
+    return torch.cat(parts)
+
+
 def flat(model):
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
 def gradient_of_update(updater, experience, use=0):
     """(gradient, experience after, metrics)."""
-    before = flat(updater.policy.model).clone()
+    before = whole(updater.strategy)
     after, metrics = updater.update(experience, use, step=1)
-    return before - flat(updater.policy.model), after, metrics
+    return before - whole(updater.strategy), after, metrics
 
 
 def row_logprobs(model, group):

@@ -1,0 +1,74 @@
+"""An optimizer step of a strategy that shards is the step of one process, and what it keeps is all there."""
+
+import precise
+import pytest
+import rig
+import tiny
+import torch
+from accelerate import Accelerator
+from processes import run_ranks
+
+from rloo_cli.recipe.accelerate_config import Distribution
+from rloo_cli.run.ranks import join_ranks
+
+STRATEGIES = ("fsdp2",)
+MODELS = {"tied": tiny.qwen2, "untied": tiny.llama, "gpt2": tiny.gpt2}
+CASES = {
+    "on-policy": {},
+    "cut groups": {"prompts": 1},
+    "reference and cut groups": {"reference": True, "prompts": 1},
+    "reused": {"reference": True, "iterations": 2, "slices": 2},
+    "normalized": {"reference": True, "normalize_advantages": True},
+    "one rank without rows": {"flat": True},
+    "nobody has rows": {"silent": True},
+    "checkpointing": {"checkpointing": True, "reference": True},
+    "plain, checkpointing, recomputed head": {"layout": "plain", "checkpointing": True, "chunk": 7, "reference": True, "model": "untied"},
+    "untied": {"model": "untied", "reference": True},
+    "recomputed head": {"chunk": 7},
+    "gpt2": {"model": "gpt2", "chunk": 7, "checkpointing": True},
+}
+PERF = "perf/"
+
+
+def step(case, ranks=None, distribution=None):
+    """(gradients of the uses, metrics of the uses, advantages) of a case."""
+    options = dict(CASES[case])
+    is_double = distribution is None or distribution.strategy == "fsdp2"
+    dtype = torch.float64 if is_double else torch.float32
+    model = MODELS[options.pop("model", "tied")](dtype=dtype)
+    model = precise.in_float64(model) if is_double else model
+    experience = rig.make_experience(prompts=options.pop("prompts", 4))
+    if options.pop("flat", False):  # one group alone has a gradient
+        experience = rig.make_experience(rewards=[[1.0] * 4, [0.0] * 4, [0.0, 1.0, 0.0, 0.0], [0.5] * 4])
+    if options.pop("silent", False):
+        experience = rig.make_experience(rewards=[[1.0] * 4] * 4)
+    reference = rig.drifted(model) if options.pop("reference", False) else None
+    updater = rig.make_updater(model, reference, ranks=ranks, max_tokens=64, lr=1e-3, distribution=distribution, **options)
+    uses = options.get("iterations", 1) * options.get("slices", 1)
+    gradients, metrics = [], []
+    for use in range(uses):
+        gradient, experience, found = rig.gradient_of_update(updater, experience, use)
+        gradients.append(gradient)
+        metrics.append({k: float(v) for k, v in found.items() if not k.startswith(PERF)})
+    return gradients, metrics, experience.advantage_PG
+
+
+def on_rank(rank, name):
+    Accelerator(cpu=True)
+    ranks = join_ranks()
+    return {case: step(case, ranks, Distribution(strategy=name)) for case in CASES}
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+@pytest.mark.parametrize("world_size", [2])
+def test_a_step_is_that_of_one_process(name, world_size, tmp_path):
+    found = run_ranks(on_rank, world_size, tmp_path, name)
+    for case in CASES:
+        gradients, metrics, advantages = step(case)
+        for by_case in found:
+            theirs, their_metrics, their_advantages = by_case[case]
+            for ours, other in zip(gradients, theirs, strict=True):
+                assert (other - ours).norm() <= 1e-9 * ours.norm(), case
+            assert torch.allclose(their_advantages, advantages, rtol=0, atol=1e-9, equal_nan=True), case
+            for ours, other in zip(metrics, their_metrics, strict=True):
+                assert other == pytest.approx(ours, rel=1e-6, abs=1e-9), case
