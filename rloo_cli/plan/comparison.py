@@ -28,6 +28,7 @@ TERMS = {
     "activations": "activations",
     "logits": "logits",
     "gathered": "gathered layers",
+    "summed": "sums of gradients",
 }
 
 

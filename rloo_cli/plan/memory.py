@@ -4,7 +4,8 @@ The peak is what stands all the time, plus the larger of what the two halves of 
 
     standing   weights, ZeRO's own copy of its part, optimizer state, copy that samples, reference, the libraries' own
     rollout    KV cache of the rows that decode
-    update     gradients, activations of a micro-batch, logits of a chunk, what is gathered for a while
+    update     gradients, and the larger of: activations of a micro-batch, logits of a chunk and layers that are gathered for a while;
+               the buffers in which the last gradients are summed
 
 How much of each a process has, the strategy says (spread.py). Bytes throughout. A formula, not a measurement: tests hold its parts to
 the tensors that the strategies have, and its peak within 30 % of measured ones.
@@ -12,10 +13,7 @@ the tensors that the strategies have, and its peak within 30 % of measured ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from rloo_cli.plan.gathered import gathered
-from rloo_cli.plan.numbers import BFLOAT16
+from rloo_cli.plan.gathered import gathered, summed
 from rloo_cli.plan.passes import activations, kv_cache, logits
 from rloo_cli.plan.shape import ModelShape
 from rloo_cli.plan.spread import Spread
@@ -40,7 +38,8 @@ def estimate_memory(shape: ModelShape, work: Workload, spread: Spread | None = N
     spread = spread or Spread()
     terms = {**_states(shape, work, spread), **_passes(shape, work, spread)}
     standing = sum(terms[name] for name in STANDING)
-    rollout, update = terms["kv cache"], _update(terms, spread)
+    passes = terms["activations"] + terms["logits"] + terms["gathered"]
+    rollout, update = terms["kv cache"], terms["gradients"] + max(passes, terms["summed"])
     if work.vllm_sleeps:
         standing, rollout = standing - terms["vllm"], rollout + terms["vllm"]
     live = standing + max(rollout, update)
@@ -58,7 +57,7 @@ def _states(shape: ModelShape, work: Workload, spread: Spread) -> dict[str, int]
         "optimizer": state * _part(n * work.weight_bytes * OPTIMIZER_STATES[work.optim], spread.state_parts),
         "decode copy": sampling_copy(shape, work, spread),
         "vllm": _vllm(shape, work) if work.sampler == "vllm" else 0,
-        "reference": weights * _part(_reference(shape, work), spread.weight_parts),
+        "reference": weights * _part(_reference(shape, work, spread), spread.weight_parts),
         "gradients": state * _part(n * work.weight_bytes, spread.state_parts),
     }
 
@@ -69,13 +68,8 @@ def _passes(shape: ModelShape, work: Workload, spread: Spread) -> dict[str, int]
         "activations": activations(shape, work, spread),
         "logits": logits(shape, work),
         "gathered": gathered(shape, work, spread),
+        "summed": summed(shape, work, spread),
     }
-
-
-def _update(terms: Mapping[str, int], spread: Spread) -> int:
-    """What the update adds: replicated gradients are summed when nothing of the passes is left."""
-    passes = terms["activations"] + terms["logits"]
-    return terms["gradients"] + (max(passes, terms["gathered"]) if spread.strategy == "ddp" else passes + terms["gathered"])
 
 
 def _part(size: int, parts: int) -> int:
@@ -90,13 +84,12 @@ def sampling_copy(shape: ModelShape, work: Workload, spread: Spread) -> int:
     return shape.parameters * work.sampling_bytes if has_copy else 0
 
 
-def _reference(shape: ModelShape, work: Workload) -> int:
+def _reference(shape: ModelShape, work: Workload, spread: Spread) -> int:
+    """Under bf16 a whole reference keeps its embeddings as they are, one in parts does not."""
     if not work.has_reference:
         return 0
-    if not work.low_precision:
-        return shape.parameters * work.weight_bytes
-    linear = shape.parameters - shape.embedding_parameters
-    return linear * BFLOAT16 + shape.embedding_parameters * work.weight_bytes
+    kept = 0 if spread.is_sharded else shape.embedding_parameters
+    return (shape.parameters - kept) * work.sampling_bytes + kept * work.weight_bytes
 
 
 def _vllm(shape: ModelShape, work: Workload) -> int:
@@ -115,7 +108,7 @@ def loading_bytes(shape: ModelShape, work: Workload, spread: Spread) -> int:
 
 def offloaded_bytes(shape: ModelShape, work: Workload, spread: Spread) -> int:
     """Bytes of a machine's own memory that hold its processes' parts where they are offloaded."""
-    weights = shape.parameters * work.weight_bytes + _reference(shape, work)
+    weights = shape.parameters * work.weight_bytes + _reference(shape, work, spread)
     state = shape.parameters * work.weight_bytes * (1 + OPTIMIZER_STATES[work.optim])
     parts = weights * spread.offloads_weights // spread.weight_parts + state * spread.offloads_state // spread.state_parts
     return spread.local_processes * parts

@@ -23,10 +23,12 @@ def activations(shape: ModelShape, work: Workload, spread: Spread) -> int:
     With checkpointing each layer keeps its input and one layer at a time is whole; without, all are.
     """
     number = work.compute_bytes
+    # Autocast leaves what runs through the layers in float32; where FSDP2 gathers embeddings in bfloat16 it is that.
+    stream = number if spread.is_sharded else FLOAT32
     q_and_kv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
-    # float32: two norms' inputs and outputs, two residual sums; in the products' dtype: q, k, v, attention out, gate, up, act, their product.
-    layer = 4 * shape.hidden * FLOAT32 + (2 * shape.hidden + 2 * q_and_kv + 4 * shape.intermediate) * number
-    kept = shape.layers * shape.hidden * FLOAT32 + layer if work.checkpointing else shape.layers * layer
+    # Stream: two norms' inputs and outputs, two residual sums; in the products' dtype: q, k, v, attention out, gate, up, act, their product.
+    layer = 4 * shape.hidden * stream + (2 * shape.hidden + 2 * q_and_kv + 4 * shape.intermediate) * number
+    kept = shape.layers * shape.hidden * stream + layer if work.checkpointing else shape.layers * layer
     return work.micro_batch_tokens * kept + _cast_weights(shape, work, spread)
 
 

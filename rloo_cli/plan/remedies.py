@@ -12,6 +12,7 @@ from rloo_cli.plan.work import Workload
 
 MOST_PROCESSES = 4096
 HEAD_CHUNK = 128
+TOKEN_UNIT = 256
 WORTH_IT = 0.98
 """A change that leaves more than this share of the peak is not worth being named."""
 SMALLEST_BUDGET = 1024
@@ -49,10 +50,10 @@ def remedy(case: Case) -> str | None:
     single = next((after for after in _changes(case) if after.fits), None)
     if single is not None:
         return single.changes[-1]
-    best = _all_that_help(case)
-    if not best.fits:
-        best = _more_processes(best)
-    return " and ".join(best.changes) if best.fits else None
+    helped = _all_that_help(case)
+    found = next((after for after in (helped, _more_processes(case), _more_processes(helped)) if after.fits), None)
+    offloaded = next((after for after in _offloaded(case) if after.fits), None)
+    return ", or ".join(" and ".join(after.changes) for after in (found, offloaded) if after is not None) or None
 
 
 def _all_that_help(case: Case) -> Case:
@@ -71,12 +72,12 @@ def _more_processes(case: Case) -> Case:
         count *= 2
         machines = max(1, count // case.spread.local_processes) if case.spread.machines > 1 else case.spread.machines
         case = replace(case, spread=replace(case.spread, processes=count, machines=machines))
-    return replace(case, changes=(*case.changes, f"--num-processes {count}"))
+    return replace(case, changes=(*case.changes, f"`--num-processes {count}`"))
 
 
 def _changes(case: Case) -> Iterator[Case]:
     """Single changes, in the order in which one would rather make them. The strategy stays; none changes what is optimised."""
-    work, spread = case.work, case.spread
+    work = case.work
     if not work.checkpointing:
         yield case.changed("`training.gradient_checkpointing: true`", work=replace(work, checkpointing=True))
     if work.on_gpu and not work.low_precision:
@@ -85,6 +86,11 @@ def _changes(case: Case) -> Iterator[Case]:
         yield case.changed(f"`training.head_chunk: {HEAD_CHUNK}`", work=replace(work, head_chunk=HEAD_CHUNK))
     yield from _smaller_batches(case)
     yield from _other_samplers(case)
+
+
+def _offloaded(case: Case) -> Iterator[Case]:
+    """What makes room on the device and is slow."""
+    spread = case.spread
     if spread.strategy == "fsdp2" and not spread.offloads_weights:
         yield case.changed(
             "`fsdp_offload_params: true` in a file for `run.accelerate_config`",
@@ -98,7 +104,7 @@ def _changes(case: Case) -> Iterator[Case]:
 
 def _smaller_batches(case: Case) -> Iterator[Case]:
     tokens, share = case.work.micro_batch_tokens, case.work.micro_batch_completion_tokens / case.work.micro_batch_tokens
-    while (tokens := tokens // 2) >= max(SMALLEST_BUDGET, case.work.row_tokens):
+    while (tokens := tokens // 2 // TOKEN_UNIT * TOKEN_UNIT) >= max(SMALLEST_BUDGET, case.work.row_tokens):
         work = replace(case.work, micro_batch_tokens=tokens, micro_batch_completion_tokens=round(tokens * share))
         yield case.changed(f"`training.max_tokens_per_micro_batch: {tokens}`", work=work)
 

@@ -18,19 +18,26 @@ MEMORY_WORDS = {
     "gradients": "gradients",
     "activations": "activations of a micro-batch",
     "logits": "logits",
-    "gathered": "gathered layers and sums over processes, for a while",
+    "gathered": "layers that are whole for a while",
+    "summed": "buffers in which gradients are summed, after the activations",
     "allocator": "what the allocator holds beyond these",
     "runtime": "libraries, on first use",
     "peak": "peak, beside about 0.4 GiB of imported libraries",
 }
-COLUMNS = {
-    "model": ("weights", "master", "reference"),
-    "update": ("gradients", "optimizer"),
-    "passes": ("activations", "logits", "gathered"),
-    "sampling": ("decode copy", "vllm", "kv cache"),
-    "peak": ("peak",),
-}
-"""Columns of the table of strategies, and the terms that each sums up."""
+COLUMNS = ("model", "state", "passes", "sampling", "peak")
+"""Of the table of strategies."""
+
+
+def columns(terms: Mapping[str, int]) -> tuple[int, ...]:
+    """What stands in each of COLUMNS; the peak is less than their sum where sampling and passes do not meet."""
+    passes = max(terms["activations"] + terms["logits"] + terms["gathered"], terms["summed"])
+    return (
+        terms["weights"] + terms["master"] + terms["reference"],
+        terms["gradients"] + terms["optimizer"],
+        passes,
+        terms["decode copy"] + terms["vllm"] + terms["kv cache"],
+        terms["peak"],
+    )
 
 
 def launch_lines(document: Mapping[str, Any]) -> Iterator[str]:
@@ -77,7 +84,7 @@ def strategy_lines(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"Strategies, {name} of each process ({document['launch']['words'].rsplit(', ', 1)[0]})"
     yield "  " + "".join(f"{name:>10}" for name in ("", *COLUMNS))
     for verdict in verdicts:
-        sizes = "".join(f"{sum(verdict['bytes'][term] for term in terms) / unit:>10,.1f}" for terms in COLUMNS.values())
+        sizes = "".join(f"{size / unit:>10,.1f}" for size in columns(verdict["bytes"]))
         mark = "→" if verdict["strategy"] == document["launch"]["strategy"] else " "
         yield f"  {mark} {verdict['strategy']:<8}{sizes}  {'fits' if verdict['fits'] else 'does not fit'}: {verdict['why']}"
         if verdict["change"]:

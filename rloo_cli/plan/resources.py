@@ -19,7 +19,7 @@ from rloo_cli.plan.numbers import show_size
 from rloo_cli.plan.shape import ModelShape, model_shape
 from rloo_cli.plan.spread import Spread, check_machines, spread_of
 from rloo_cli.plan.work import Workload
-from rloo_cli.plan.workload import workload
+from rloo_cli.plan.workload import lengths_of, workload
 from rloo_cli.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ def add_resources(document: dict[str, Any], prepared: Prepared, device: DeviceMe
 
     Returns why the run cannot work on these devices; None where nothing is known against it.
     """
-    recipe = prepared.checked.loaded.recipe
+    recipe, batch = prepared.checked.loaded.recipe, prepared.checked.loaded.batch
     config = load_config(recipe.model, trust_remote_code=trust_remote_code)
     shape, spread = model_shape(config), _spread(prepared, device)
-    work = workload(prepared, config, shape, device, spread)
+    work = workload(recipe, batch, lengths_of(prepared), config, shape, device, spread)
     verdicts = compare(shape, work, spread, device)
     document["launch"] = _launch_document(spread)
     document["memory"] = _memory_document(recipe, shape, work, spread, device, verdicts)

@@ -29,6 +29,8 @@ class ModelShape:
     """Those of the input and output embeddings, which are kept in float32 in a reference."""
     layer_parameters: int
     """Those of the largest layer: what is gathered at once where weights lie in parts."""
+    root_parameters: int
+    """Those outside the layers: embeddings and the last norm."""
     largest_tensor: int
     """Numbers of the largest parameter."""
 
@@ -50,8 +52,8 @@ def model_shape(config: PreTrainedConfig) -> ModelShape:
     text = config.get_text_config()
     embeddings = {id(module.weight): module.weight for module in (model.get_input_embeddings(), model.get_output_embeddings()) if module}
     heads = text.num_attention_heads
+    layers = _layers(model)
     parameters = sum(parameter.numel() for parameter in model.parameters())
-    embedding_parameters = sum(weight.numel() for weight in embeddings.values())
     return ModelShape(
         parameters=parameters,
         layers=text.num_hidden_layers,
@@ -61,14 +63,15 @@ def model_shape(config: PreTrainedConfig) -> ModelShape:
         kv_heads=getattr(text, "num_key_value_heads", None) or heads,
         head_dim=getattr(text, "head_dim", None) or text.hidden_size // heads,
         vocab=text.vocab_size,
-        embedding_parameters=embedding_parameters,
-        layer_parameters=_largest_layer(model) or (parameters - embedding_parameters) // text.num_hidden_layers,
+        embedding_parameters=sum(weight.numel() for weight in embeddings.values()),
+        layer_parameters=max(layers, default=0),
+        root_parameters=parameters - sum(layers),
         largest_tensor=max(parameter.numel() for parameter in model.parameters()),
     )
 
 
-def _largest_layer(model: PreTrainedModel) -> int:
-    """Parameters of the largest module that the model says is not to be split; 0 where it says none."""
+def _layers(model: PreTrainedModel) -> list[int]:
+    """Parameters of each of the modules that the model says are not to be split; strategies gather them one at a time."""
     names = set(model._no_split_modules or ())
     layers = [module for module in model.modules() if type(module).__name__ in names]
-    return max((sum(parameter.numel() for parameter in layer.parameters()) for layer in layers), default=0)
+    return [sum(parameter.numel() for parameter in layer.parameters()) for layer in layers]

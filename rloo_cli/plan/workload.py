@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from rloo_cli.plan.devices import DeviceMemory
@@ -10,6 +11,7 @@ from rloo_cli.plan.report import longest_completion
 from rloo_cli.plan.shape import ModelShape
 from rloo_cli.plan.spread import Spread
 from rloo_cli.plan.work import Workload
+from rloo_cli.recipe.batch import BatchPlan
 from rloo_cli.recipe.schema import Recipe
 
 if TYPE_CHECKING:
@@ -21,24 +23,40 @@ GUESSED_COMPLETION = 1024
 """Tokens of a completion where neither recipe nor model bounds it."""
 
 
-def workload(prepared: Prepared, config: PreTrainedConfig, shape: ModelShape, device: DeviceMemory, spread: Spread) -> Workload:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lengths:
+    """Tokens of what is trained on."""
+
+    prompt: int
+    """Of a prompt, on average."""
+    longest_prompt: int
+    completion: int
+    """Of a completion, at most."""
+
+
+def lengths_of(prepared: Prepared) -> Lengths:
+    """Those of a recipe's data."""
+    lengths = prepared.prompts.lengths
+    return Lengths(
+        prompt=math.ceil(lengths.mean()),
+        longest_prompt=int(lengths.max()),
+        completion=longest_completion(prepared) or GUESSED_COMPLETION,
+    )
+
+
+def workload(
+    recipe: Recipe, batch: BatchPlan, lengths: Lengths, config: PreTrainedConfig, shape: ModelShape, device: DeviceMemory, spread: Spread
+) -> Workload:
     """What a step of this run does with the model in each process."""
     from rloo_cli.training.auto import decide_head_chunk, token_budget
 
-    loaded = prepared.checked.loaded
-    recipe, batch, training = loaded.recipe, loaded.batch, loaded.recipe.training
-    prompt = math.ceil(prepared.prompts.lengths.mean())
-    completion = longest_completion(prepared) or GUESSED_COMPLETION
-    longest = int(prepared.prompts.lengths.max()) + batch.num_generations * completion
+    training, group = recipe.training, batch.num_generations
     weight_bytes = 4 if recipe.model.dtype == "float32" else 2
-    free = device.free - shape.parameters * weight_bytes // spread.weight_parts
-    budget = token_budget(training, config, on_gpu=device.kind == "cuda", free=max(0, free), group_tokens=longest)
-    group, rows = batch.num_generations, -(-batch.completions_per_step // spread.processes)
-    step_tokens = -(-rows // group) * prompt + rows * completion
-    tokens = min(budget, step_tokens)
-    if batch.max_micro_batch_rows is not None:
-        most = min(batch.max_micro_batch_rows, rows)
-        tokens = min(tokens, most * completion + -(-most // group) * prompt)
+    free = max(0, device.free - shape.parameters * weight_bytes // spread.weight_parts)
+    longest = lengths.longest_prompt + group * lengths.completion
+    budget = token_budget(training, config, on_gpu=device.kind == "cuda", free=free, group_tokens=longest)
+    rows = -(-batch.completions_per_step // spread.processes)
+    tokens, share = _micro_batch(batch, lengths, rows, budget)
     decode_rows = -(-batch.prompts_per_generation * group // spread.processes)
     return Workload(
         weight_bytes=weight_bytes,
@@ -47,17 +65,27 @@ def workload(prepared: Prepared, config: PreTrainedConfig, shape: ModelShape, de
         checkpointing=training.gradient_checkpointing,
         optim=training.optim,
         micro_batch_tokens=tokens,
-        micro_batch_completion_tokens=round(tokens * rows * completion / step_tokens),
+        micro_batch_completion_tokens=round(tokens * share),
         head_chunk=decide_head_chunk(training, shape.vocab, budget),
         decode_rows=decode_rows,
         decode_prompts=min(batch.prompts_per_generation, -(-decode_rows // group) + bool(decode_rows % group)),
-        prompt_tokens=prompt,
-        completion_tokens=completion,
+        prompt_tokens=lengths.prompt,
+        completion_tokens=lengths.completion,
         sampler=sampler(recipe),
         vllm_share=_vllm_share(recipe, device),
         vllm_sleeps=recipe.generation.vllm_enable_sleep_mode and _vllm_share(recipe, device) > 0,
         on_gpu=device.kind == "cuda",
     )
+
+
+def _micro_batch(batch: BatchPlan, lengths: Lengths, rows: int, budget: int) -> tuple[int, float]:
+    """(tokens of a micro-batch, share of them that are completions) where a process has so many rows of a step."""
+
+    def tokens(count: int) -> int:
+        return -(-count // batch.num_generations) * lengths.prompt + count * lengths.completion
+
+    most = rows if batch.max_micro_batch_rows is None else min(rows, batch.max_micro_batch_rows)
+    return min(budget, tokens(most)), rows * lengths.completion / tokens(rows)
 
 
 def _is_low(recipe: Recipe, device: DeviceMemory) -> bool:

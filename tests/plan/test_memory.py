@@ -25,7 +25,8 @@ SHAPE = ModelShape(
     head_dim=64,
     vocab=32_000,
     embedding_parameters=16_384_000,
-    layer_parameters=6_000_000,
+    layer_parameters=6_968_000,
+    root_parameters=16_384_000,
     largest_tensor=16_384_000,
 )
 WORK = Workload(
