@@ -120,6 +120,9 @@ class GenerationSection(Section):
     vllm_gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.3, description="Share of the GPU's memory that vLLM takes (colocate)."
     )
+    vllm_tensor_parallel_size: PositiveInt = Field(
+        1, description="Neighbouring training processes that share one engine, each with a part of its weights (colocate)."
+    )
     vllm_max_model_length: PositiveInt | None = Field(
         None, description="Longest prompt and completion in vLLM (colocate); null = longest prompt of the data and max_completion_length."
     )

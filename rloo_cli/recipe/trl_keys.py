@@ -149,9 +149,7 @@ _RLOO: dict[str, TrlKey] = {
     "vllm_group_port": _honoured(51216),
     "vllm_gpu_memory_utilization": _honoured(0.3),
     "vllm_max_model_length": _honoured(None),
-    "vllm_tensor_parallel_size": _later(
-        1, "vLLM in the trainer's process uses its device alone; `rloo vllm-serve` has --tensor-parallel-size", needs="use_vllm"
-    ),
+    "vllm_tensor_parallel_size": _honoured(1),
     "beta": _honoured(0.05),
     "num_iterations": _honoured(1),
     "epsilon": _honoured(0.2),

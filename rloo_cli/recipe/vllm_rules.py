@@ -7,7 +7,13 @@ from urllib.parse import urlsplit
 
 from rloo_cli.recipe.rules import Context, Finding, Rule
 
-COLOCATE_FIELDS: tuple[str, ...] = ("vllm_model_impl", "vllm_gpu_memory_utilization", "vllm_max_model_length", "vllm_enable_sleep_mode")
+COLOCATE_FIELDS: tuple[str, ...] = (
+    "vllm_model_impl",
+    "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel_size",
+    "vllm_max_model_length",
+    "vllm_enable_sleep_mode",
+)
 SERVER_FIELDS: tuple[str, ...] = (
     "vllm_server_base_url",
     "vllm_server_host",
@@ -90,10 +96,14 @@ def _overlap(context: Context) -> Iterator[Finding]:
             )
 
 
-def _processes(context: Context) -> Iterator[Finding]:
-    if context.recipe.generation.use_vllm and context.num_processes > 1:
+def _tensor_parallel(context: Context) -> Iterator[Finding]:
+    generation, count = context.recipe.generation, context.num_processes
+    size = generation.vllm_tensor_parallel_size
+    if generation.use_vllm and generation.vllm_mode == "colocate" and count % size:
+        fitting = ", ".join(str(n) for n in range(1, count + 1) if count % n == 0)
         yield Finding(
-            "generation.use_vllm", f"not in this version with {context.num_processes} processes: train with one, or without vLLM."
+            "generation.vllm_tensor_parallel_size",
+            f"{size} processes share an engine, and {count} train (run.num_processes), which cannot be grouped so: {fitting} would fit.",
         )
 
 
@@ -102,7 +112,7 @@ def _rule(check: Callable[[Context], Iterator[Finding]], *reads: str) -> Rule:
 
 
 VLLM_RULES = (
-    _rule(_processes, "generation.use_vllm"),
+    _rule(_tensor_parallel, "generation.use_vllm", "generation.vllm_mode", "generation.vllm_tensor_parallel_size"),
     _rule(_not_read, "generation.use_vllm", "generation.vllm_mode"),
     _rule(_address, "generation.vllm_server_base_url"),
     _rule(_transfer, "generation.vllm_weight_transfer", "generation.vllm_weight_transfer_dir", "generation.vllm_group_port"),

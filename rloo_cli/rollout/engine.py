@@ -41,7 +41,9 @@ class GenerationRequest:
     token_ids: tuple[int, ...]
     num_generations: int
     first_row: int
-    """Row number of the group's first completion within the step; row `first_row + g` draws the random numbers of (seed, step, that row)."""
+    """Row number, within the step, of the first of these completions; row `first_row + g` draws the random numbers of (seed, step, that row)."""
+    group_row: int | None = None
+    """Row number of the group's very first completion, where another rank makes that one; None = `first_row`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,6 +22,8 @@ QUIET_SECONDS = 5.0
 """Without a finished group, before the server is asked whether it still is."""
 STALL_SECONDS, STALL_SECONDS_A_TOKEN, STALL_SECONDS_A_PROMPT_TOKEN = 20.0, 0.5, 0.002
 """No group at all finished for this long, plus for each token that the longest row may have, plus for each token of all prompts: it hangs."""
+ROWS_AT_ONCE = 256
+"""That a stock vLLM decodes."""
 ANSWER_BYTES, ANSWER_BYTES_A_TOKEN = 1 << 16, 512
 """Cap of an answer: a token takes about 130 bytes with its log-prob."""
 
@@ -44,8 +46,10 @@ class GroupRequest:
 def group_request(
     request: GenerationRequest, params: SamplingParams, key: RandomKey, eos_ids: Collection[int], max_tokens: int
 ) -> GroupRequest:
-    """The request for a group."""
-    fields = sampling_fields(params, key, request.first_row, eos_ids=eos_ids, max_tokens=max_tokens)
+    """The request for a group, or for this rank's part of one: the seeds are those of the whole group in one request."""
+    start = request.first_row if request.group_row is None else request.group_row
+    fields = sampling_fields(params, key, start, eos_ids=eos_ids, max_tokens=max_tokens)
+    fields["seed"] += request.first_row - start
     count = request.num_generations
     one: dict[str, Any] = {"token_ids": list(request.token_ids), "sampling_params": fields}
     bodies = [one] * count if params.temperature == 0 else [{**one, "sampling_params": {**fields, "n": count}}]
@@ -65,11 +69,12 @@ class Generation:
         has_stop_strings: bool,
         outage: Outage,
         check_alive: Callable[[], Awaitable[None]],
+        ranks: int = 1,
     ) -> None:
-        """`outage` paces what the server declines; `check_alive` raises TransientFault if the server is not what it was."""
+        """`outage` paces what the server declines; `check_alive` raises TransientFault if the server is not what it was; `ranks` ask at once."""
         self._client = client
         self._version, self._vocab_size, self._eos_ids, self._has_stop_strings = version, vocab_size, eos_ids, has_stop_strings
-        self._outage, self._check_alive = outage, check_alive
+        self._outage, self._check_alive, self._ranks = outage, check_alive, ranks
 
     async def run(self, groups: Mapping[int, GroupRequest], finish: OnGroup) -> None:
         """Ask for all groups at once, by index, and hand each on when its last row is there.
@@ -80,7 +85,7 @@ class Generation:
             EngineError, NonFiniteError: an answer that is none.
         """
         tasks = {asyncio.ensure_future(self._group(index, group)): index for index, group in groups.items()}
-        stall = _stall_seconds(groups.values())
+        stall = _stall_seconds(groups.values(), self._ranks)
         progress = time.monotonic()
         try:
             pending = set(tasks)
@@ -130,10 +135,13 @@ class Generation:
         )
 
 
-def _stall_seconds(groups: Collection[GroupRequest]) -> float:
+def _stall_seconds(groups: Collection[GroupRequest], ranks: int) -> float:
+    """Other ranks ask for as much, and their rows may all be decoded before ours."""
     longest = max((group.max_tokens for group in groups), default=0)
     prompts = sum(len(group.token_ids) for group in groups)
-    return STALL_SECONDS + STALL_SECONDS_A_TOKEN * longest + STALL_SECONDS_A_PROMPT_TOKEN * prompts
+    rows = sum(body["sampling_params"]["n"] for group in groups for body in group.bodies)
+    turns = 1 + rows * (ranks - 1) // ROWS_AT_ONCE
+    return STALL_SECONDS + STALL_SECONDS_A_TOKEN * longest * turns + STALL_SECONDS_A_PROMPT_TOKEN * prompts * ranks
 
 
 async def _all_or_first_error(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

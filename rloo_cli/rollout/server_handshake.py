@@ -195,11 +195,11 @@ def _has_ended(owner: str) -> bool:
     return False
 
 
-async def probe_generation(client: ServerClient, token: int, *, seconds: float = PROBE_SECONDS) -> None:
-    """One token, or a fault that says that the server generates nothing, whatever its /health says.
+async def probe_generation(client: ServerClient, token: int, *, version: int | None = None, seconds: float = PROBE_SECONDS) -> None:
+    """One token, or a fault that says that the server generates nothing, whatever its /health says; by the weights of `version`, if given.
 
     Raises:
-        TransientFault: no token came in time.
+        TransientFault: no token came in time, or one by other weights.
     """
     body = {"token_ids": [token], "sampling_params": {"n": 1, "max_tokens": 1, "temperature": 0.0, "detokenize": False}}
     try:
@@ -209,6 +209,13 @@ async def probe_generation(client: ServerClient, token: int, *, seconds: float =
     choices = document.get("choices") if isinstance(document, dict) else None
     if not isinstance(choices, list) or len(choices) != 1 or not isinstance(choices[0], dict) or not choices[0].get("token_ids"):
         raise TransientFault("it is up, but answered no token when asked for one")
+    spans = choices[0].get("weight_versions")
+    if version is not None and not (isinstance(spans, list) and [_version(span) for span in spans] == [str(version)]):
+        raise TransientFault(f"it is up, but does not generate by the weights of step {version} yet")
+
+
+def _version(span: Any) -> str:
+    return str(span.get("version")) if isinstance(span, dict) else ""
 
 
 __all__ = ["ModelIdentity", "ServerInfo", "check_info", "own_devices", "probe_generation", "read_info", "take_lease"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import re
 import tempfile
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ class EngineSettings:
     model_impl: str
     trust_remote_code: bool
     seed: int
+    tensor_parallel_size: int = 1
+    """Neighbouring ranks that share the engine."""
 
 
 def build_engine(settings: EngineSettings, tokenizer: Any) -> Any:
@@ -73,10 +76,18 @@ def end_engine(engine: Any, *, keep_process_group: bool) -> None:
 
 
 def _meet_in(folder: str) -> None:
-    """Have vLLM's process group, even that of one process, put its file into this folder: vLLM itself leaves it in TMPDIR."""
+    """Have vLLM's process group, even that of one process, put its file into this folder: vLLM itself leaves it in TMPDIR.
+
+    Among several ranks it meets in theirs. Its CPU build names shared memory after the way to meet, which vLLM would have the same in every
+    run of a machine; the port at which the ranks met is a run's own.
+    """
     from vllm.v1.executor import uniproc_executor
 
+    def among_ranks(executor: Any) -> tuple[str, int, int]:
+        return f"rloo:{os.environ['MASTER_PORT']}", torch.distributed.get_rank(), int(os.environ["LOCAL_RANK"])
+
     uniproc_executor.get_file_store_init_method = lambda: f"file://{folder}/group"
+    uniproc_executor.ExecutorWithExternalLauncher._distributed_args = among_ranks
 
 
 def first_line(error: BaseException) -> str:
@@ -112,13 +123,14 @@ def _build(settings: EngineSettings, tokenizer: Any) -> Any:
         keep_plain_weights()
         # Would bind all memory of this process, the trainer's too, to one NUMA node.
         torch.ops._C.init_cpu_memory_env = lambda nodes: None
+    ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # vLLM overwrites it
     arguments = _arguments(settings, is_cpu=current_platform.is_cpu())
     config = EngineArgs(**arguments).create_engine_config(UsageContext.LLM_CLASS)
     if config.model_config.using_transformers_backend():
         _spare_transformers_classes()
         config = EngineArgs(**arguments | {"enforce_eager": True}).create_engine_config(UsageContext.LLM_CLASS)
     if current_platform.is_cpu():
-        config.cache_config.kv_cache_memory_bytes = _cache_bytes(config, settings.gpu_memory_utilization)
+        config.cache_config.kv_cache_memory_bytes = _cache_bytes(config, settings.gpu_memory_utilization / ranks_here)
     engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
     if current_platform.is_cpu():
         try:
@@ -151,7 +163,7 @@ def _try_one_token(engine: Any) -> None:
 
 def _arguments(settings: EngineSettings, *, is_cpu: bool) -> dict[str, Any]:
     """EngineArgs. Weights are random: the trainer's come before the first row, and a folder may hold none."""
-    is_one_of_many = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+    is_one_of_many = _number_of_ranks() > 1
     cpu: dict[str, Any] = {
         "enforce_eager": True,
         "kv_cache_memory_bytes": 1,  # any explicit size spares a warm-up; the real one is set once the model is known
@@ -170,6 +182,7 @@ def _arguments(settings: EngineSettings, *, is_cpu: bool) -> dict[str, Any]:
         "model_impl": settings.model_impl,
         "trust_remote_code": settings.trust_remote_code,
         "seed": settings.seed,
+        "tensor_parallel_size": settings.tensor_parallel_size,
         "load_format": "dummy",
         "skip_tokenizer_init": True,
         "generation_config": "vllm",
@@ -181,8 +194,16 @@ def _arguments(settings: EngineSettings, *, is_cpu: bool) -> dict[str, Any]:
     }
 
 
+def _number_of_ranks() -> int:
+    is_joined = torch.distributed.is_available() and torch.distributed.is_initialized()
+    return torch.distributed.get_world_size() if is_joined else 1
+
+
 def _cache_bytes(config: Any, most_of_memory: float) -> int:
-    """Bytes of keys and values for CONCURRENT_ROWS rows of full length, or less where memory is short, but for one row at least."""
+    """Bytes of keys and values for CONCURRENT_ROWS rows of full length, or less where memory is short, but for one row at least.
+
+    vLLM takes the least of all ranks, so that those that share an engine have as much.
+    """
     import psutil
 
     model, parallel = config.model_config, config.parallel_config

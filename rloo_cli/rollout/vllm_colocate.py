@@ -1,11 +1,17 @@
-"""Generation with vLLM in this process, on the training device."""
+"""Generation with vLLM in this process, on the training device: an engine of its own, or one that neighbouring ranks share.
+
+Ranks that share an engine (tensor parallelism) each hold a part of its weights and run the same requests, those of all of them, in the
+same order; vLLM schedules alike on each. Each hands on what it had asked for itself, and they look together, before each
+step, whether one of them has to stop.
+"""
 
 from __future__ import annotations
 
 import itertools
 import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +20,7 @@ import torch
 
 from rloo_cli.errors import EngineError
 from rloo_cli.rollout.engine import GenerationRequest, OnGroup, RandomKey, SamplingParams
+from rloo_cli.rollout.peers import Alone, Peers, agree, shared_batch
 from rloo_cli.rollout.rows import completion_limit
 from rloo_cli.rollout.vllm_build import FAULTS, EngineSettings, build_engine, end_engine, first_line, lay_out_again
 from rloo_cli.rollout.vllm_outputs import RowAnswer, RowBounds, completion_of
@@ -34,6 +41,22 @@ class _Row:
     request: int
     generation: int
     bounds: RowBounds
+
+
+class _Groups:
+    """The completions of a batch, as far as they are there."""
+
+    def __init__(self, requests: Sequence[GenerationRequest]) -> None:
+        self._rows: list[list[Completion | None]] = [[None] * request.num_generations for request in requests]
+
+    def put(self, row: _Row, completion: Completion) -> bool:
+        """Whether the row's group is whole now."""
+        self._rows[row.request][row.generation] = completion
+        return None not in self._rows[row.request]
+
+    def __getitem__(self, index: int) -> tuple[Completion, ...]:
+        """The completions of a request whose group is whole."""
+        return tuple(completion for completion in self._rows[index] if completion is not None)
 
 
 class VllmColocateEngine:
@@ -57,8 +80,9 @@ class VllmColocateEngine:
         trust_remote_code: bool,
         seed: int,
         weights_version: int = 0,
+        peers: Peers | None = None,
     ) -> None:
-        """`max_model_length`: longest prompt + completion in tokens, None = the model's context.
+        """`max_model_length`: longest prompt + completion in tokens, None = the model's context. `peers`: the ranks that share this engine.
 
         Raises:
             RecipeError: sleep mode on a platform that has none.
@@ -74,8 +98,10 @@ class VllmColocateEngine:
             model_impl=model_impl,
             trust_remote_code=trust_remote_code,
             seed=seed,
+            tensor_parallel_size=1 if peers is None else peers.world_size,
         )
         self.weights_version = weights_version
+        self._peers: Peers = peers or Alone()
         self._eos_ids = frozenset(eos_ids)
         self._is_guest_of_group = torch.distributed.is_available() and torch.distributed.is_initialized()
         self._llm: Any = build_engine(settings, tokenizer)
@@ -106,48 +132,65 @@ class VllmColocateEngine:
         llm = self._ready()
         if not self._names:
             raise EngineError("vLLM has no weights yet: `load_weights` comes before the first batch")
-        rows = self._rows(requests, params)
+        batch = shared_batch(self._peers, requests)
+        rows = self._rows(batch.requests, params)
         self._wake(CACHE, WEIGHTS)
-        groups: list[list[Completion | None]] = [[None] * request.num_generations for request in requests]
-        waiting = set(rows)
+        groups = _Groups(batch.requests)
+        waiting = dict.fromkeys(rows)  # in order: ranks that share an engine free its memory alike
+        finished: deque[int] = deque()
+
+        def hand_on() -> None:
+            while finished:
+                index = finished.popleft()
+                if index in batch.own and on_group is not None:
+                    on_group(index - batch.own.start, groups[index])
+
+        def before_step() -> None:
+            hand_on()
+            if check_stop is not None:
+                check_stop()
+
         try:
             with kept_torch_random():
-                self._add(llm, rows, requests, params, key)
-                for name, completion in self._steps(llm, rows, check_stop):
-                    waiting.remove(name)
-                    row = rows[name]
-                    groups[row.request][row.generation] = completion
-                    if None not in groups[row.request] and on_group is not None:
-                        on_group(row.request, tuple(groups[row.request]))  # type: ignore[arg-type]
+                self._add(llm, rows, batch.requests, params, key)
+                while llm.has_unfinished_requests():
+                    agree(self._peers, before_step)
+                    for name, completion in self._step(llm, rows):
+                        del waiting[name]
+                        if groups.put(rows[name], completion):
+                            finished.append(rows[name].request)
+                agree(self._peers, hand_on)
         finally:
             if waiting and self._failure is None:
                 with self._faults("end its requests"):
                     llm.abort_request(list(waiting))
         self._sleep()
-        return [tuple(group) for group in groups]  # type: ignore[arg-type]
+        return [groups[index] for index in batch.own]
 
     def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Copy new weights into the engine, by the names of the transformers state dict, and forget cached prompts.
+
+        Each tensor is read before the next is asked for, and not afterwards.
 
         Raises:
             EngineError: the names are not the model's, or not those of the load before. The engine is of no use afterwards.
         """
         llm = self._ready()
         started = time.perf_counter()
-        tensors = dict(named_tensors)
+        names: set[str] = set()
         self._failure = f"an update to the weights of step {version} failed half-way"
         self._wake(WEIGHTS)
-        if self._names and self._names != tensors.keys():
-            odd = sorted(self._names ^ tensors.keys())
-            raise EngineError(f"vLLM: {len(odd)} weights were sent before or now, but not both times, `{odd[0]}` among them")
         with self._faults(f"take the weights of step {version}"), torch.no_grad():
-            (missing,) = llm.apply_model(lambda model: _load(model, tensors))
+            (missing,) = llm.apply_model(lambda model: _load(model, _noted(named_tensors, names)))
             forgotten = llm.reset_prefix_cache()
+        if self._names and self._names != names:
+            odd = sorted(self._names ^ names)
+            raise EngineError(f"vLLM: {len(odd)} weights were sent before or now, but not both times, `{odd[0]}` among them")
         if missing:
             raise EngineError(f"vLLM: weights of {len(missing)} parameters were not sent, `{missing[0]}` among them")
         if not forgotten:
             raise EngineError("vLLM: the cache of prompts could not be reset after an update: rows are still under way")
-        self._names, self._failure, self.weights_version = frozenset(tensors), None, version
+        self._names, self._failure, self.weights_version = frozenset(names), None, version
         logger.debug("weights of step %d in vLLM after %.3f s", version, time.perf_counter() - started)
 
     def close(self) -> None:
@@ -180,7 +223,9 @@ class VllmColocateEngine:
                 rows[f"{call}-{index}-{g}"] = _Row(request=index, generation=g, bounds=bounds)
         return rows
 
-    def _add(self, llm: Any, rows: dict[str, _Row], requests: Sequence[GenerationRequest], params: SamplingParams, key: RandomKey) -> None:
+    def _add(
+        self, llm: Any, rows: Mapping[str, _Row], requests: Sequence[GenerationRequest], params: SamplingParams, key: RandomKey
+    ) -> None:
         """Queue every row as a request of its own; a group's prompt is computed once, by the prefix cache."""
         from vllm.inputs.engine import tokens_input
         from vllm.sampling_params import RequestOutputKind
@@ -195,23 +240,20 @@ class VllmColocateEngine:
                 sampling = VllmSamplingParams(**fields, output_kind=RequestOutputKind.FINAL_ONLY, flat_logprobs=True, skip_clone=True)
                 llm.add_request(name, tokens_input(list(request.token_ids)), sampling)
 
-    def _steps(self, llm: Any, rows: dict[str, _Row], check_stop: Callable[[], None] | None) -> Iterator[tuple[str, Completion]]:
-        """Each row's name and completion as it ends."""
-        while llm.has_unfinished_requests():
-            if check_stop is not None:
-                check_stop()
-            with self._faults("generate"):
-                outputs = llm.step()
-            for output in outputs:
-                answer = output.outputs[0]
-                yield (
-                    output.request_id,
-                    completion_of(
-                        RowAnswer(token_ids=answer.token_ids, logprobs=answer.logprobs.logprobs, finish_reason=answer.finish_reason),
-                        rows[output.request_id].bounds,
-                        weights_version=self.weights_version,
-                    ),
-                )
+    def _step(self, llm: Any, rows: Mapping[str, _Row]) -> Iterator[tuple[str, Completion]]:
+        """Name and completion of each row that ends in vLLM's next step."""
+        with self._faults("generate"):
+            outputs = llm.step()
+        for output in outputs:
+            answer = output.outputs[0]
+            yield (
+                output.request_id,
+                completion_of(
+                    RowAnswer(token_ids=answer.token_ids, logprobs=answer.logprobs.logprobs, finish_reason=answer.finish_reason),
+                    rows[output.request_id].bounds,
+                    weights_version=self.weights_version,
+                ),
+            )
 
     def _wake(self, *kinds: str) -> None:
         """Take memory back, where it was given up."""
@@ -238,8 +280,16 @@ class VllmColocateEngine:
             raise EngineError(f"vLLM could not {deed}: {first_line(error)}; the log has its traceback") from error
 
 
-def _load(model: torch.nn.Module, tensors: dict[str, torch.Tensor]) -> list[str]:
+def _noted(named_tensors: Iterable[tuple[str, torch.Tensor]], names: set[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The same, with the names put down on the way."""
+    for name, tensor in named_tensors:
+        names.add(name)
+        yield name, tensor
+
+
+def _load(model: torch.nn.Module, tensors: Iterator[tuple[str, torch.Tensor]]) -> list[str]:
     """Put the weights into vLLM's model; the names of its parameters that got none."""
-    loaded = model.load_weights(iter(tensors.items()))
+    loaded = model.load_weights(tensors)
+    deque(tensors, maxlen=0)  # what it left out
     lay_out_again(model)
     return [] if loaded is None else sorted({name for name, _ in model.named_parameters()} - loaded)

@@ -2,20 +2,27 @@
 
 What it promises: every completion was made whole by the weights given last, or the batch fails; every wait has a deadline and can be left;
 a server that comes back within the budget is joined again, given the weights again, and asked again for what is missing.
+
+Of several ranks each asks for its own share; rank 0 alone holds the lease and gives the weights, and stays at hand for a server that comes
+back until every rank has what it asked for.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import time
+from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import torch
+import torch.distributed as dist
 
 from rloo_cli.errors import EngineError
 from rloo_cli.rollout.engine import GenerationRequest, OnGroup, RandomKey, SamplingParams
+from rloo_cli.rollout.peers import Alone, Peers, arrive
 from rloo_cli.rollout.server_answers import WrongVersionError
 from rloo_cli.rollout.server_client import ServerClient, TransientFault
 from rloo_cli.rollout.server_generation import Generation, group_request
@@ -26,7 +33,7 @@ from rloo_cli.rollout.vllm_sampling import check_sampling
 from rloo_cli.rollout.weight_file import FileTransfer
 from rloo_cli.rollout.weight_transfer import GroupTransfer, Transfer
 from rloo_cli.rollout.weight_update import push_weights
-from rloo_cli.rollout.weight_wire import dtype_of, unique_tensors
+from rloo_cli.rollout.weight_wire import copied_tensors, dtype_of, unique_tensors
 from rloo_cli.types import Completion
 
 logger = logging.getLogger(__name__)
@@ -37,6 +44,8 @@ TICK_SECONDS = 0.05
 """How often the caller is asked whether to stop, and finished groups go on to their rewards."""
 INFO_SECONDS = 15.0
 """For /rloo/info, which the server's engine answers between two of its steps."""
+WATCH_SECONDS, ARRIVAL_SECONDS = 2.0, 0.01
+"""How often rank 0, while it waits for the others, looks whether the server is still the same, and whether they are there."""
 REFUSALS = 2
 """Of the same weights by a server whose engine answers in between."""
 
@@ -63,6 +72,8 @@ class VllmServerEngine:
         device: torch.device | str = "cpu",
         check_stop: Callable[[], None] = lambda: None,
         keep_weights: bool = False,
+        lent_weights: bool = False,
+        peers: Peers | None = None,
     ) -> None:
         """Nothing is sent yet.
 
@@ -83,6 +94,8 @@ class VllmServerEngine:
             device: the trainer's.
             check_stop: raises to leave `connect` and `load_weights`; `generate` has its own.
             keep_weights: copy what `load_weights` gets; needed where it changes before the next call.
+            lent_weights: what it gets is valid only until the next tensor is asked for, and copied too.
+            peers: the ranks that use the server together, `generate` being called by all.
         """
         self.weights_version = 0
         self._client = ServerClient(base_url, key)
@@ -95,7 +108,10 @@ class VllmServerEngine:
         self._say, self._check_stop = say, check_stop
         self._device = torch.device(device)
         self._transfer_choice, self._transfer_dir, self._group_port = transfer, transfer_dir, group_port
-        self._keep_weights = keep_weights
+        self._keep_weights, self._lent_weights = keep_weights, lent_weights
+        self._peers: Peers = peers or Alone()
+        self._leads = self._peers.rank == 0
+        self._arrival: dist.Work | None = None
         self._owner = owner
         self._lease = LeaseKeeper(self.address, key, owner)
         self._loop = asyncio.new_event_loop()
@@ -104,33 +120,41 @@ class VllmServerEngine:
         self._has_joined = False
         """Whether the transfer is in touch with this instance of the server."""
         self._refusals = 0
-        self._weights: list[tuple[str, torch.Tensor, torch.dtype]] | None = None
+        self._weights: list[tuple[str, torch.Tensor, torch.dtype]] = []
+        self._was_given_weights = False
 
     # --- Engine ---------------------------------------------------------------------------------------------------
 
     def connect(self) -> None:
-        """Wait for the server, and check that it can serve this trainer; it is leased from then on.
+        """Wait for the server, and check that it can serve this trainer; it is leased from then on. Rank 0 comes before the others.
 
         Raises:
             EngineError: it does not answer in time, or is not the right one: what, where, and what to do.
         """
         outage = Outage(self.address, self._start_timeout, "vllm_server_timeout", self._say)
         self._run(self._persist(self._meet, outage), self._check_stop)
-        self._lease.start()
+        if self._leads:
+            self._lease.start()
 
     def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Push new weights; from here on only completions by these are accepted.
 
-        The tensors have to stay as they are until the next call (or `keep_weights`): a server that restarts gets them again.
+        The tensors have to stay as they are until the next call (or be copied): a server that restarts gets them again. Ranks but 0 read
+        them to the end and push nothing; they may go on once rank 0 is done.
 
         Raises:
             EngineError: the server refused them, or was away for longer than the budget.
         """
-        dtype = self._identity.dtype if self._info is None else self._info.identity.dtype
-        tensors = unique_tensors(named_tensors, dtype_of(dtype))
-        if self._keep_weights:
+        self.weights_version, self._was_given_weights = version, True
+        if not self._leads:
+            deque(named_tensors, maxlen=0)
+            return
+        self._weights = []  # room for the new ones
+        dtype = dtype_of(self._identity.dtype if self._info is None else self._info.identity.dtype)
+        tensors = copied_tensors(named_tensors, dtype) if self._lent_weights else unique_tensors(named_tensors, dtype)
+        if self._keep_weights and not self._lent_weights:
             tensors = [(name, tensor.to("cpu", sent, copy=True), sent) for name, tensor, sent in tensors]
-        self._weights, self.weights_version = tensors, version
+        self._weights = tensors
         self._run(self._persist(self._push, self._new_outage(), recover=self._recover_before_push), self._check_stop)
 
     def generate(
@@ -143,8 +167,24 @@ class VllmServerEngine:
         check_stop: Callable[[], None] | None = None,
     ) -> list[tuple[Completion, ...]]:
         """The completions of each request, in order; see `engine.Engine`."""
+        try:
+            groups = self._generate(requests, params, key, on_group, check_stop or self._check_stop)
+        finally:
+            self._arrival = arrive(self._peers)
+        if self._leads and self._arrival is not None:
+            self._run(self._wait_for_others(self._arrival), check_stop or self._check_stop)
+        return groups
+
+    def _generate(
+        self,
+        requests: Sequence[GenerationRequest],
+        params: SamplingParams,
+        key: RandomKey,
+        on_group: OnGroup | None,
+        check_stop: Callable[[], None],
+    ) -> list[tuple[Completion, ...]]:
         check_sampling(params)
-        if self._weights is None:
+        if not self._was_given_weights:
             raise EngineError("the vLLM server was given no weights yet")
         groups = {i: group_request(one, params, key, self._eos_ids, self._max_tokens(one, params)) for i, one in enumerate(requests)}
         done: dict[int, tuple[Completion, ...]] = {}
@@ -157,6 +197,7 @@ class VllmServerEngine:
             has_stop_strings=bool(params.stop),
             outage=outage,
             check_alive=self._check_alive,
+            ranks=self._peers.world_size,
         )
 
         def finish(index: int, completions: tuple[Completion, ...]) -> None:
@@ -172,7 +213,7 @@ class VllmServerEngine:
             except WrongVersionError as error:
                 raise await self._explain_version(error.found) from error
 
-        self._run(self._persist(attempt, outage, recover=self._recover), check_stop or self._check_stop)
+        self._run(self._persist(attempt, outage, recover=self._recover), check_stop)
         return [done[index] for index in range(len(requests))]
 
     def close(self) -> None:
@@ -181,7 +222,7 @@ class VllmServerEngine:
         if self._transfer is not None:
             self._transfer.close()
             self._transfer = None
-        self._weights = None
+        self._weights = []
         if not self._loop.is_closed():
             self._loop.run_until_complete(self._client.close())
             self._loop.close()
@@ -214,9 +255,9 @@ class VllmServerEngine:
         info = await read_info(self._client, seconds=INFO_SECONDS)
         devices = own_devices() if self._device.type == "cuda" else ()
         check_info(self.address, info, self._identity, max_model_length=self._max_model_length, own_devices=devices)
-        await self._lease.take(self._client)
-        if self._transfer is None:
-            self._transfer = self._make_transfer(info)
+        if self._leads:
+            await self._lease.take(self._client)
+            self._transfer = self._transfer or self._make_transfer(info)
         self._info, self._has_joined = info, False
         if not await self._is_paused():  # left so by a trainer that died in an update; its half-new weights are not to run
             await probe_generation(self._client, min(self._eos_ids, default=0))
@@ -233,12 +274,40 @@ class VllmServerEngine:
             if info.weights_version != self.weights_version:
                 raise self._stale(str(info.weights_version))
             await probe_generation(self._client, min(self._eos_ids, default=0))
-            return
+        elif self._leads:
+            await self._join_again()
+        else:
+            await self._follow(info)
+
+    async def _join_again(self) -> None:
+        """Handshake with another process at the address, and the weights for it."""
         self._say(
             f"the vLLM server at {self.address} was restarted: joining it again and giving it the weights of step {self.weights_version}"
         )
         await self._meet()
         await self._push()
+
+    async def _follow(self, info: ServerInfo) -> None:
+        """Another process, to which rank 0 gives the weights; a fault until it has them."""
+        if info.weights_version != self.weights_version:
+            raise TransientFault("it was restarted, and has no weights from rank 0 yet")
+        await probe_generation(self._client, min(self._eos_ids, default=0), version=self.weights_version)
+        await self._meet()
+
+    async def _wait_for_others(self, arrival: dist.Work) -> None:
+        """Return once every rank has its completions, or has failed; a server that comes back meanwhile gets the weights."""
+        assert self._info is not None
+        looked = time.monotonic()
+        while not arrival.is_completed():
+            await asyncio.sleep(ARRIVAL_SECONDS)
+            if time.monotonic() - looked < WATCH_SECONDS:
+                continue
+            try:
+                if (await read_info(self._client, seconds=INFO_SECONDS)).instance != self._info.instance:
+                    await self._join_again()
+            except TransientFault as fault:  # those that wait for completions count the time that it is away
+                logger.info("vLLM server %s: %s", self.address, fault.cause)
+            looked = time.monotonic()
 
     async def _recover_before_push(self) -> None:
         """After a fault in an update: whoever answers gets a handshake if it is new; the weights follow."""
@@ -269,7 +338,6 @@ class VllmServerEngine:
         """The weights given last, to the process that answers now."""
         assert self._info is not None
         assert self._transfer is not None
-        assert self._weights is not None
         await self._lease.take(self._client)  # a trainer that slept for longer than its lease must not overwrite another's weights
         if not self._has_joined:
             await self._transfer.join(self._client, self._info.world_size)

@@ -66,6 +66,22 @@ def unique_tensors(
     return sorted(found, key=lambda entry: -entry[2].itemsize)  # every tensor of a buffer then starts at a multiple of its element
 
 
+def copied_tensors(
+    named_tensors: Iterable[tuple[str, torch.Tensor]], dtype: torch.dtype | None
+) -> list[tuple[str, torch.Tensor, torch.dtype]]:
+    """What `unique_tensors` gives, as copies on the CPU in the dtype to send: each tensor may be gone, and its memory another's, once the
+    next is asked for. Of tied tensors that follow each other as the same object the first name only.
+    """
+    found = []
+    before: torch.Tensor | None = None
+    for name, tensor in named_tensors:
+        if tensor is not before:
+            sent = dtype if dtype is not None and tensor.is_floating_point() else tensor.dtype
+            found.append((name, tensor.detach().to("cpu", sent, copy=True), sent))
+        before = tensor
+    return sorted(found, key=lambda entry: -entry[2].itemsize)
+
+
 def make_plan(tensors: Sequence[tuple[str, torch.Tensor, torch.dtype]], chunk_bytes: int = CHUNK_BYTES) -> Plan:
     """The plan for these tensors, in this order."""
     counts: list[int] = []

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
+from rloo_cli.run.signals import StopRequested
 from rloo_cli.types import Group, GroupRewards
 
 CheckStop = Callable[[], None]
@@ -77,5 +78,5 @@ class GenerationAhead:
 
     def _check(self) -> None:
         if self._is_closing:
-            raise CancelledError
+            raise StopRequested("the end of training")  # as a signal's, it is told to the other ranks' threads
         self._check_stop()

@@ -94,6 +94,7 @@ class Collector:
                 token_ids=batch.prompts[p].token_ids,
                 num_generations=len(members),
                 first_row=batch.first_row + p * batch.num_generations + members.start,
+                group_row=batch.first_row + p * batch.num_generations,
             )
             for p, members in own.items()
         ]

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import os
 import socket
+from collections import deque
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 from rloo_cli.recipe.schema import ModelSection
 from rloo_cli.rollout.engine import Engine
+from rloo_cli.run.ranks import Ranks, join_neighbours
 from rloo_cli.training.inputs import TrainingInputs
+
+if TYPE_CHECKING:
+    from rloo_cli.rollout.vllm_server import VllmServerEngine
+
+
+LENDING = ("fsdp2", "zero3")
+"""Strategies that gather a weight on every rank, and free it when the next is asked for."""
 
 
 class EngineMaker:
@@ -21,12 +32,14 @@ class EngineMaker:
         inputs: of the run.
         low_precision: the dtype of sampling where it is not that of the weights: bfloat16, or None.
         server: connected, where the engine is a server.
+        ranks: of the run.
     """
 
-    def __init__(self, inputs: TrainingInputs, low_precision: torch.dtype | None, server: Engine | None) -> None:
+    def __init__(self, inputs: TrainingInputs, low_precision: torch.dtype | None, server: Engine | None, ranks: Ranks) -> None:
         self._inputs = inputs
         self._low_precision = low_precision
         self._engine = server
+        self._ranks = ranks
 
     def make(self, model: PreTrainedModel) -> Engine:
         """The engine, under whatever weights it began with: `load_weights` gives it the trainer's.
@@ -36,7 +49,10 @@ class EngineMaker:
         """
         if self._engine is None:
             is_vllm = self._inputs.recipe.generation.use_vllm
-            self._engine = (_colocate if is_vllm else _transformers)(self._inputs, model, self._low_precision)
+            if is_vllm:
+                self._engine = _colocate(self._inputs, model, self._low_precision, self._ranks)
+            else:
+                self._engine = _transformers(self._inputs, model, self._low_precision)
         return self._engine
 
     def close(self) -> None:
@@ -45,15 +61,48 @@ class EngineMaker:
             self._engine.close()
 
 
-def prepare_engine(inputs: TrainingInputs, low_precision: torch.dtype | None, device: torch.device) -> EngineMaker:
-    """The maker of the recipe's engine. A server is connected to here, before any model is loaded.
+def prepare_engine(
+    inputs: TrainingInputs,
+    low_precision: torch.dtype | None,
+    device: torch.device,
+    *,
+    ranks: Ranks | None = None,
+    generating_ranks: Ranks | None = None,
+) -> EngineMaker:
+    """The maker of the recipe's engine. A server is connected to here, before any model is loaded; by rank 0 first, which leases it.
+
+    Args:
+        ranks: of the run, None = this one alone.
+        generating_ranks: the same, by the lines on which they collect batches.
 
     Raises:
         EngineError, RefusedError: the server is away, another's, or has another model.
+        NeighbourError: so it is for another rank.
     """
-    generation = inputs.recipe.generation
-    server = _server(inputs, low_precision, device) if generation.use_vllm and generation.vllm_mode == "server" else None
-    return EngineMaker(inputs, low_precision, server)
+    generation, ranks = inputs.recipe.generation, ranks or Ranks()
+    server = None
+    if generation.use_vllm and generation.vllm_mode == "server":
+        server = _server(inputs, low_precision, device, generating_ranks or ranks)
+        for is_turn in (ranks.is_main, not ranks.is_main):
+            ranks.together(server.connect if is_turn else lambda: None)
+    return EngineMaker(inputs, low_precision, server, ranks)
+
+
+def give_weights(engine: Engine, tensors: Iterator[tuple[str, torch.Tensor]], version: int, ranks: Ranks) -> None:
+    """Hand new weights to every rank's engine; where one does not take them, all fail. A collective, as the iterator may be one.
+
+    Raises:
+        EngineError, StopRequested: this rank's.
+        NeighbourError: another's.
+    """
+
+    def load() -> None:
+        try:
+            engine.load_weights(tensors, version)
+        finally:
+            deque(tensors, maxlen=0)  # the other ranks go through all of it too
+
+    ranks.together(load)
 
 
 def longest_sequence(inputs: TrainingInputs) -> int | None:
@@ -74,7 +123,7 @@ def _transformers(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dty
     return TransformersEngine(model, tokenizer=inputs.tokenizer, copy_dtype=copy_dtype, layout="plain" if layout == "plain" else "auto")
 
 
-def _colocate(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype | None) -> Engine:
+def _colocate(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype | None, ranks: Ranks) -> Engine:
     from rloo_cli.rollout.transformers_engine import eos_ids
     from rloo_cli.rollout.vllm_colocate import VllmColocateEngine
 
@@ -92,10 +141,11 @@ def _colocate(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype |
         model_impl=generation.vllm_model_impl,
         trust_remote_code=inputs.trust_remote_code,
         seed=recipe.training.seed,
+        peers=join_neighbours(ranks, min(generation.vllm_tensor_parallel_size, ranks.world_size)),
     )
 
 
-def _server(inputs: TrainingInputs, low: torch.dtype | None, device: torch.device) -> Engine:
+def _server(inputs: TrainingInputs, low: torch.dtype | None, device: torch.device, ranks: Ranks) -> VllmServerEngine:
     from rloo_cli.rollout.transformers_engine import eos_ids
     from rloo_cli.rollout.vllm_server import ModelIdentity, VllmServerEngine
     from rloo_cli.serving.identity import config_hash
@@ -104,7 +154,7 @@ def _server(inputs: TrainingInputs, low: torch.dtype | None, device: torch.devic
     generation = recipe.generation
     where = {"revision": model.model_revision, "trust_remote_code": inputs.trust_remote_code}
     config = AutoConfig.from_pretrained(model.model_name_or_path, **where)
-    engine = VllmServerEngine(
+    return VllmServerEngine(
         base_url=generation.vllm_server_base_url or f"http://{generation.vllm_server_host}:{generation.vllm_server_port}",
         key=_key(generation.vllm_server_key_file),
         tokenizer=inputs.tokenizer,
@@ -125,9 +175,9 @@ def _server(inputs: TrainingInputs, low: torch.dtype | None, device: torch.devic
         device=device,
         check_stop=inputs.stop.check,
         keep_weights=recipe.training.async_steps > 0,
+        lent_weights=inputs.distribution.strategy in LENDING,
+        peers=ranks,
     )
-    engine.connect()
-    return engine
 
 
 def _key(key_file: str | None) -> str | None:

@@ -69,10 +69,13 @@ def test_paths_of_the_server_take_variables():
     assert generation.vllm_server_key_file == "/keys/k"
 
 
-def test_vllm_takes_one_process_yet():
-    assert lines_of(VALID + "use_vllm: true\n", processes=2)[0].startswith(
-        "7:11: generation.use_vllm: not in this version with 2 processes"
+def test_processes_that_share_an_engine_come_out_even():
+    text = VALID + "use_vllm: true\nvllm_tensor_parallel_size: 4\n"
+    assert (
+        "4 processes share an engine, and 6 train (run.num_processes), which cannot be grouped so: 1, 2, 3, 6"
+        in lines_of(text, processes=6)[0]
     )
+    assert load(text, processes=8).recipe.generation.vllm_tensor_parallel_size == 4
 
 
 def test_a_key_file_beside_the_recipe_is_found(tmp_path):

@@ -35,7 +35,7 @@ def short_deadlines(monkeypatch):
     monkeypatch.setattr(vllm_server, "INFO_SECONDS", 1.0)
     for name, seconds in {"QUIET_SECONDS": 0.3, "STALL_SECONDS": 1.0, "STALL_SECONDS_A_TOKEN": 0.0}.items():
         monkeypatch.setattr(server_generation, name, seconds)
-    monkeypatch.setattr(server_handshake.probe_generation, "__kwdefaults__", {"seconds": 1.0})
+    monkeypatch.setattr(server_handshake.probe_generation, "__kwdefaults__", {"version": None, "seconds": 1.0})
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig
 
 from rloo_cli.errors import EngineError
+from rloo_cli.recipe.accelerate_config import Distribution
 from rloo_cli.rollout.transformers_engine import TransformersEngine
 from rloo_cli.serving.identity import config_hash
 from rloo_cli.training.engines import longest_sequence, prepare_engine
@@ -41,7 +42,7 @@ def told(monkeypatch):
     return found
 
 
-def inputs_of(tmp_path, **changes):
+def inputs_of(tmp_path, strategy="ddp", **changes):
     model = tmp_path / "model"
     tiny.qwen2().save_pretrained(model)
     return SimpleNamespace(
@@ -51,6 +52,7 @@ def inputs_of(tmp_path, **changes):
         eval_prompts=fakes.make_prompts(3, seed=1),
         folder=SimpleNamespace(path=tmp_path / "run"),
         trust_remote_code=False,
+        distribution=Distribution(strategy=strategy),
         progress=SimpleNamespace(note=print),
         stop=SimpleNamespace(check=lambda: None),
     )
@@ -107,7 +109,8 @@ def test_a_server_is_connected_to_before_any_model_is_there(tmp_path, told, monk
     assert told["max_model_length"] is None
     assert told["owner"].endswith(f":{tmp_path / 'run'}")
     assert (told["transfer"], told["transfer_dir"], told["group_port"]) == ("auto", tmp_path / "run" / "weights", 51216)
-    assert (told["start_timeout"], told["retry_seconds"], told["keep_weights"]) == (240.0, 120.0, False)
+    assert (told["start_timeout"], told["retry_seconds"]) == (240.0, 120.0)
+    assert (told["keep_weights"], told["lent_weights"], told["peers"].world_size) == (False, False, 1)
     engine = maker.make(tiny.qwen2())
     maker.close()
     assert engine.calls == ["connect", "close"]
@@ -133,6 +136,11 @@ def test_a_server_is_told_what_the_recipe_says(tmp_path, told):
     assert (told["start_timeout"], told["retry_seconds"]) == (5.0, 6.0)
     assert (told["transfer"], told["transfer_dir"], told["group_port"]) == ("file", Path("/weights"), 5000)
     assert told["keep_weights"], "the weights change while the server samples, and one that comes back needs those it had"
+
+
+def test_weights_that_are_gathered_one_by_one_are_copied(tmp_path, told):
+    prepare_engine(inputs_of(tmp_path, "fsdp2", **SERVER), None, CPU)
+    assert told["lent_weights"]
 
 
 def test_a_server_that_is_away_ends_the_run(tmp_path, told):

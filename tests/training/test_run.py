@@ -49,7 +49,7 @@ def start(path, monkeypatch, *, stop_at=None, resume=None, model=tiny.qwen2, on_
     folder.prepare()
     engine = fakes.FakeEngine(on_generate=lambda step: signal.request("SIGTERM") if stop_at == 0 else on_generate(step))
     monkeypatch.setattr(setup, "load_model", lambda *a, **k: model())
-    monkeypatch.setattr(setup, "prepare_engine", lambda *a: fakes.FakeMaker(engine))
+    monkeypatch.setattr(setup, "prepare_engine", lambda *a, **k: fakes.FakeMaker(engine))
     console = Console(quiet=True)
     with Progress(STEPS, console=console) as progress:
         monkeypatch.setattr(progress, "step", lambda row: signal.request("SIGTERM") if row["step"] == stop_at else None)

@@ -272,7 +272,7 @@ def test_a_temperature_that_vllm_does_not_know_is_refused(engine, temperature):
     ("spoil", "says"),
     [
         (lambda state: state.pop("model.layers.1.mlp.up_proj.weight"), r"not both times, `model.layers.1.mlp.up_proj.weight` among them"),
-        (lambda state: state.update({"model.stranger.weight": torch.zeros(3)}), "`model.stranger.weight` among them"),
+        (lambda state: state.update({"model.stranger.weight": torch.zeros(3)}), "could not take the weights of step 50: .*'stranger'"),
         (
             lambda state: state.update({"model.layers.1.mlp.down_proj.weight": torch.zeros(3, 3)}),
             "vLLM could not take the weights of step 50",
