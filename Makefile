@@ -38,6 +38,7 @@ demo: $(STAMP)
 	@$(BIN)/rloo train recipes/quickstart.yaml --output-dir $(RUN)
 	@echo
 	@echo "run folder:   $(RUN)"
+	@echo "the report:   $(RUN)/report.html, for a browser: curves, what looks unhealthy, rollouts"
 	@echo "completions:  $(RUN)/rollouts/*.parquet, every one that the model wrote, with its reward and advantage"
 	@echo "the model:    $(RUN)/final, a plain transformers folder"
 

@@ -49,6 +49,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("rloo_cli/launch/slurm_attempt.py", "process"): "starts the steps of a SLURM job",
     ("rloo_cli/launch/slurm_job.py", "process"): "asks SLURM, with a deadline",
     ("rloo_cli/launch/slurm_port.py", "network"): "looks for a free port",
+    ("rloo_cli/launch/report.py", "process"): "the page about a run is made by a child with a deadline: nothing of it can end the run",
     ("rloo_cli/rewards/calls.py", "except"): "around user code: whatever a reward function does becomes a result",
     ("rloo_cli/rewards/calls.py", "exec"): "imports the reward functions that a recipe names, in a worker",
     ("rloo_cli/rewards/dispatch.py", "write"): "replaces a worker, not a file",

@@ -21,6 +21,13 @@ if _vllm is None or _vllm.origin is None:
 
 
 @pytest.fixture(autouse=True)
+def _no_reports(request, monkeypatch):
+    """A second or two at the end of each run in this process; the tests of reports ask for them by the fixture `reports`."""
+    if "reports" not in request.fixturenames:
+        monkeypatch.setattr("rloo_cli.launch.report.write_report", lambda folder: f"report: {folder.report}")
+
+
+@pytest.fixture(autouse=True)
 def _forget_accelerate_state():
     """accelerate keeps the first Accelerator's precision for the whole process; a test may want another."""
     yield

@@ -24,15 +24,16 @@ MAY_IMPORT = {
     "algorithm": set(),
     "training": MIDDLE | BASE | {"serving"},
     "inspect": {"run", "rewards", "data"} | BASE,
+    "report": {"inspect", "run"} | BASE,
     "plan": MIDDLE | BASE | {"training", "serving"},
     "launch": MIDDLE | BASE | {"training", "plan", "serving"},
     "serving": BASE | {"run", "rollout"},
-    "cli": MIDDLE | BASE | {"training", "plan", "launch", "inspect", "serving"},
+    "cli": MIDDLE | BASE | {"training", "plan", "launch", "inspect", "report", "serving"},
     "__main__": {"cli"},
     "__init__": set(),
 }
 ONLY_IN = {"typer": "cli", "deepspeed": "training/sharding.py", "vllm": ("rollout/vllm_", "serving/")}
-TORCH_FREE = BASE | {"rewards", "inspect"}
+TORCH_FREE = BASE | {"rewards", "inspect", "report"}
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "safetensors"}
 
 

@@ -32,6 +32,10 @@ class TokenText:
         """The text of these ids, special tokens included."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
+    def special_tokens(self) -> tuple[str, ...]:
+        """Every special token as `decode` writes it."""
+        return tuple(token.content for token in self._tokenizer.get_added_tokens_decoder().values() if token.special)
+
     def encode(self, text: str) -> tuple[int, ...]:
         """The ids of a completion's text, no special tokens added."""
         return tuple(self._tokenizer.encode(text, add_special_tokens=False).ids)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from rloo_cli import __version__
 from rloo_cli.errors import RefusedError, StoppedError
+from rloo_cli.launch import report
 from rloo_cli.launch.first_start import attempt_undone, folder_undone
 from rloo_cli.launch.job import Job
 from rloo_cli.launch.joining import join_others
@@ -111,6 +112,8 @@ def train_rank(job: Job, stop: StopSignal) -> None:
             ranks = join_others(job) if job.world_size > 1 else ALONE
             checkpoint, prepared = _resumed(prepared, job, ranks, console)
         _train(prepared, job, checkpoint, console, stop)
+        if job.is_main:
+            _say(console, report.write_report(job.folder))
 
 
 def _with_processes(recipe: Recipe, count: int) -> Recipe:

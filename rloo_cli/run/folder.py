@@ -97,6 +97,11 @@ class RunFolder:
         return self.path / "logs"
 
     @property
+    def report(self) -> Path:
+        """The page about the run, written at its end."""
+        return self.path / "report.html"
+
+    @property
     def tensorboard(self) -> Path:
         """The folder of tensorboard's event files."""
         return self.path / "tensorboard"

@@ -1,0 +1,1 @@
+"""`rloo report`: a run as one HTML page: curves, what looks unhealthy, rollouts, recipe and environment."""

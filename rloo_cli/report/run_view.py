@@ -1,0 +1,125 @@
+"""A run folder as a report sees it: whatever of it can be read, and words about what cannot."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rloo_cli.errors import RefusedError, StorageError
+from rloo_cli.inspect.rollout_files import RolloutFile, find_rollouts
+from rloo_cli.inspect.stored import run_recipe
+from rloo_cli.recipe.schema import Recipe
+from rloo_cli.report.series import RunMetrics, read_run_metrics
+from rloo_cli.run.folder import RunFolder
+from rloo_cli.run.lock import ensure_unlocked
+
+RunStateName = Literal["finished", "under way", "not finished"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunView:
+    """What a report needs of a run."""
+
+    folder: RunFolder
+    name: str
+    """Of the folder; unique in its report."""
+    state: RunStateName
+    metrics: RunMetrics
+    files: tuple[RolloutFile, ...]
+    recipe: Recipe | None
+    """As resolved; None where it cannot be read."""
+    environment: Mapping[str, Any]
+    total_steps: int | None
+    """Of the whole run; None where nothing says."""
+    gaps: tuple[str, ...]
+    """Sentences about what is missing or damaged."""
+
+
+def view_runs(paths: Sequence[Path]) -> list[RunView]:
+    """The runs in these folders, with names that tell them apart.
+
+    Raises:
+        RefusedError: a folder holds no run, or nothing of it yet.
+    """
+    folders = list(dict.fromkeys(path.resolve() for path in paths))
+    return [_view(folder, name) for folder, name in zip(folders, distinct_names(folders), strict=True)]
+
+
+def distinct_names(folders: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that are different.
+
+    >>> distinct_names([Path("/a/x/run"), Path("/a/y/run")])
+    ['x/run', 'y/run']
+    """
+    length = 1
+    while True:
+        names = ["/".join(folder.parts[-length:]) for folder in folders]
+        if len(set(names)) == len(names) or length >= max(len(folder.parts) for folder in folders):
+            return names
+        length += 1
+
+
+def _view(path: Path, name: str) -> RunView:
+    folder = RunFolder(path)
+    if not path.is_dir():
+        raise RefusedError(f"{path} is no run folder: give the folder that holds metrics.jsonl.")
+    metrics = read_run_metrics(folder.metrics)
+    files, gaps = _files(folder)
+    if not metrics.train and not metrics.evaluations and not files:
+        raise RefusedError(
+            f"{path} holds neither metrics nor rollouts: there is nothing to report yet. {folder.logs} tells how far it came."
+        )
+    recipe, environment = run_recipe(folder.recipe), _environment(folder.environment)
+    total = environment.get("total_steps")
+    return RunView(
+        folder=folder,
+        name=name,
+        state=_state(folder),
+        metrics=metrics,
+        files=tuple(files),
+        recipe=recipe,
+        environment=environment,
+        total_steps=total if isinstance(total, int) else None,
+        gaps=(*_metric_gaps(folder, metrics), *gaps, *_other_gaps(recipe, environment)),
+    )
+
+
+def _files(folder: RunFolder) -> tuple[list[RolloutFile], list[str]]:
+    try:
+        return find_rollouts(folder.path), []
+    except RefusedError:
+        return [], ["There are no rollouts."]
+
+
+def _state(folder: RunFolder) -> RunStateName:
+    if folder.finished_step() is not None:
+        return "finished"
+    try:
+        ensure_unlocked(folder.lock_file)
+    except StorageError:
+        return "under way"
+    return "not finished"
+
+
+def _environment(path: Path) -> dict[str, Any]:
+    try:
+        document = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _metric_gaps(folder: RunFolder, metrics: RunMetrics) -> list[str]:
+    if not folder.metrics.is_file():
+        return ["There is no metrics.jsonl, so there are no curves."]
+    damaged = metrics.damaged_lines
+    lost = [f"{damaged} damaged line{'s' if damaged > 1 else ''} of metrics.jsonl are left out."] if damaged else []
+    return [*lost, *([] if metrics.train else ["metrics.jsonl holds no training step."])]
+
+
+def _other_gaps(recipe: Recipe | None, environment: Mapping[str, Any]) -> list[str]:
+    gaps = [] if recipe is not None else ["recipe.yaml cannot be read."]
+    return [*gaps, *([] if environment else ["environment.json cannot be read."])]

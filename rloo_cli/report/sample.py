@@ -1,0 +1,154 @@
+"""A sample of a run's rollouts for the page: some steps, some groups of each, long texts cut. The parquet files stay the record."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rloo_cli.errors import RefusedError, StorageError
+from rloo_cli.inspect.rollout_files import RolloutFile, RolloutKind
+from rloo_cli.inspect.stored import REWARDS, group_bounds, read_table
+from rloo_cli.inspect.token_text import TokenText, tokenizer_of_run
+from rloo_cli.inspect.visible import visible
+from rloo_cli.report.run_view import RunView
+
+MOST_FILES = {RolloutKind.TRAIN: 24, RolloutKind.EVAL: 8, RolloutKind.FAILED: 1}
+"""Steps that are sampled, spread evenly, the first and the last among them."""
+MOST_GROUPS = 12
+"""Of a step, spread evenly from the worst to the best mean reward."""
+MOST_COMPLETIONS = 32
+"""Of a group."""
+MOST_CHARACTERS = 12_000
+"""Of a text; of longer ones beginning and end are kept."""
+BUDGET = 6_000_000
+"""Characters of all texts of all runs together."""
+COLUMNS = ("prompt_row", "prompt_text", "completion", "finish_reason", "reward", "advantage", REWARDS)
+"""The start of the names of what is read; `completion` brings the token ids."""
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What the page shows of a run's rollouts."""
+
+    steps: tuple[Json, ...]
+    """`{"label": "12", "kind": "train", "groups": […], "of": 16}`; keys of groups and completions: `_group`, `_completion`."""
+    special_tokens: tuple[str, ...]
+    """As they stand in the texts; empty where no tokenizer is at hand."""
+    gaps: tuple[str, ...]
+    """Sentences about files that cannot be read."""
+
+
+def sample_rollouts(view: RunView, *, budget: int = BUDGET) -> Sample:
+    """Groups of a run's rollout files; where the budget of characters would be passed, fewer of each step."""
+    tokens = _tokens(view)
+    steps, gaps = [], []
+    files = _chosen_files(view.files)
+    for file in files:
+        try:
+            steps.append(_step(file, tokens, budget // len(files)))
+        except (StorageError, RefusedError) as error:
+            gaps.append(visible(error.message))
+    return Sample(steps=tuple(steps), special_tokens=tokens.special_tokens() if tokens is not None else (), gaps=tuple(gaps))
+
+
+def spread_evenly(count: int, most: int) -> list[int]:
+    """At most `most` of the numbers below `count`, the first and the last among them.
+
+    >>> spread_evenly(10, 4), spread_evenly(3, 4), spread_evenly(5, 1)
+    ([0, 3, 6, 9], [0, 1, 2], [4])
+    """
+    if most == 1 and count:
+        return [count - 1]
+    return list(range(count)) if count <= most else [round(i * (count - 1) / (most - 1)) for i in range(most)]
+
+
+def _chosen_files(files: Sequence[RolloutFile]) -> list[RolloutFile]:
+    chosen = set()
+    for kind, most in MOST_FILES.items():
+        of_kind = [file for file in files if file.kind is kind]
+        chosen |= {of_kind[i].path for i in spread_evenly(len(of_kind), most)}
+    return [file for file in files if file.path in chosen]
+
+
+def _tokens(view: RunView) -> TokenText | None:
+    try:
+        return tokenizer_of_run(view.folder)
+    except RefusedError:
+        return None
+
+
+def _step(file: RolloutFile, tokens: TokenText | None, budget: int) -> Json:
+    table = read_table(file, COLUMNS)
+    bounds = group_bounds(table.column("prompt_row").to_pylist(), file)
+    rewards = table.column("reward").to_pylist() if "reward" in table.column_names else [None] * table.num_rows
+    ranked = sorted(bounds, key=lambda bound: _mean(rewards[bound[0] : bound[1]]))
+    wanted = [ranked[i] for i in spread_evenly(len(ranked), MOST_GROUPS)]
+    groups: list[Json] = []
+    for start, end in _worst_best_first(wanted):
+        rows = table.slice(start, min(end - start, MOST_COMPLETIONS)).to_pylist()
+        group = _group(rows, bounds.index((start, end)), end - start, tokens)
+        budget -= _size(group)
+        if budget < 0 and groups:
+            break
+        groups.append(group)
+    return {"label": file.label, "kind": str(file.kind), "of": len(bounds), "groups": sorted(groups, key=lambda group: group["i"])}
+
+
+def _worst_best_first(ranked: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ends of the ranking before its middle, so that a small budget leaves those."""
+    order = sorted(range(len(ranked)), key=lambda i: min(i, len(ranked) - 1 - i))
+    return [ranked[i] for i in order]
+
+
+def _mean(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None and math.isfinite(value)]
+    return sum(known) / len(known) if known else 0.0
+
+
+def _group(rows: Sequence[Mapping[str, Any]], index: int, size: int, tokens: TokenText | None) -> Json:
+    """`i`: place in the step; `row`: of the prompt; `p`: prompt; `c`: completions; `size`: how many there are, shown or not."""
+    first = rows[0]
+    return {
+        "i": index,
+        "row": first["prompt_row"],
+        "p": shown_text(first.get("prompt_text")),
+        "c": [_completion(row, tokens) for row in rows],
+        "size": size,
+    }
+
+
+def _completion(row: Mapping[str, Any], tokens: TokenText | None) -> Json:
+    """`t`: text with special tokens; `n`: tokens; `r`: reward; `a`: advantage; `f`: how it ended; `rs`: reward by function."""
+    ids = row.get("completion_ids")
+    text = tokens.decode(ids) if tokens is not None and ids is not None else row["completion"]
+    return {
+        "t": shown_text(text),
+        "n": None if ids is None else len(ids),
+        "r": rounded(row.get("reward")),
+        "a": rounded(row.get("advantage")),
+        "f": row.get("finish_reason"),
+        "rs": {visible(name.removeprefix(REWARDS)): rounded(value) for name, value in row.items() if name.startswith(REWARDS)},
+    }
+
+
+def shown_text(text: str | None) -> str | None:
+    """The text made harmless, and cut where it is long."""
+    if text is None:
+        return None
+    if len(text) > MOST_CHARACTERS:
+        half = MOST_CHARACTERS // 2
+        text = f"{text[:half]}\n[… {len(text) - 2 * half:,} characters left out …]\n{text[-half:]}"
+    return visible(text)
+
+
+def rounded(value: float | None) -> float | None:
+    """Six significant digits, which is more than the page shows; None where there is no finite number, which JSON could not hold."""
+    return float(f"{value:.6g}") if value is not None and abs(value) < float("inf") else None
+
+
+def _size(group: Json) -> int:
+    return len(group["p"] or "") + sum(len(completion["t"] or "") for completion in group["c"])
