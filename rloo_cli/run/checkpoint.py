@@ -26,6 +26,9 @@ T = TypeVar("T")
 CHECKPOINT_FORMAT = 2
 """Raised when an older program could not read what a newer one writes. 1: the optimizer's state by the numbers of parameters."""
 
+DESCRIPTION = "transformers"
+"""A checkpoint's folder with what a transformers folder has beside the weights: configuration and tokenizer."""
+
 STEP_NAME = re.compile(r"[0-9]{6}|[1-9][0-9]{6,}")
 """What `step_name` gives, and nothing that only looks like it."""
 

@@ -124,32 +124,29 @@ def safetensors_stream(
     Tensors may lie on any device and need not be contiguous; those that share memory are written each on its own.
     """
     # Widest elements first, as safetensors itself does: every tensor then starts at a multiple of its element's size.
-    ordered = sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0]))
+    ordered = dict(sorted(tensors.items(), key=lambda item: (-item[1].element_size(), item[0])))
+    head, size = safetensors_head(ordered, metadata)
+    return len(head) + size, _stream(head, list(ordered.values()))
+
+
+def safetensors_head(tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str] | None = None) -> tuple[bytes, int]:
+    """(what a safetensors file begins with, bytes of the tensors that have to follow in their order); tensors without data will do."""
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
-    for name, tensor in ordered:
+    for name, tensor in tensors.items():
         end = offset + tensor.numel() * tensor.element_size()
         header[name] = {"dtype": _dtype_name(name, tensor), "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % HEADER_ALIGNMENT)
-    head = len(text).to_bytes(8, "little") + text
-    return len(head) + offset, _stream(head, [tensor for _, tensor in ordered])
+    return len(text).to_bytes(LENGTH_BYTES, "little") + text, offset
 
 
-def load_safetensors(path: Path, device: str = "cpu") -> dict[str, torch.Tensor]:
-    """The tensors of a safetensors file, by name.
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """A tensor's data as a file has it, whatever device it is on."""
+    import torch
 
-    Raises:
-        StorageError: it is not one, or cannot be read.
-    """
-    from safetensors import SafetensorError
-    from safetensors.torch import load_file
-
-    try:
-        return load_file(path, device=device)
-    except (SafetensorError, OSError) as error:
-        raise StorageError(f"cannot read {path}: {error}") from error
+    return memoryview(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy())
 
 
 def _dtype_name(name: str, tensor: torch.Tensor) -> str:
@@ -160,8 +157,6 @@ def _dtype_name(name: str, tensor: torch.Tensor) -> str:
 
 
 def _stream(head: bytes, tensors: list[torch.Tensor]) -> Iterator[bytes | memoryview]:
-    import torch
-
     yield head
     for tensor in tensors:
-        yield memoryview(tensor.detach().to("cpu").contiguous().reshape(-1).view(torch.uint8).numpy())
+        yield tensor_bytes(tensor)

@@ -2,18 +2,72 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from rloo_cli.run.atomic import AtomicFolder
+from rloo_cli.run.atomic import AtomicFolder, ensure_free
 from rloo_cli.run.folder import RunFolder
+from rloo_cli.run.ranks import Ranks
+from rloo_cli.training.model_files import Named, Plan, as_published, plan_weights, save_description, write_weights
+from rloo_cli.training.strategy import Strategy
 
 
-def save_final_model(folder: RunFolder, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, step: int) -> None:
-    """Write model, configuration, generation configuration and tokenizer, complete or not at all.
+def save_final_model(folder: RunFolder, strategy: Strategy, tokenizer: PreTrainedTokenizerBase, *, step: int, ranks: Ranks) -> None:
+    """Write model, configuration, generation configuration and tokenizer, complete or not at all; a collective.
 
     Raises:
         StorageError: it could not be written; the last checkpoint stands.
+        NeighbourError: that is so on the main rank.
     """
-    with AtomicFolder(folder.final, info={"kind": "final", "step": step}, replace=True) as files:
+    model = strategy.policy.model
+    if strategy.is_sharded:
+        _save_gathered(folder, strategy, model, tokenizer, step=step, ranks=ranks)
+    else:
+        ranks.together(lambda: _save_own(folder, model, tokenizer, step=step) if ranks.is_main else None)
+
+
+def _save_own(folder: RunFolder, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, step: int) -> None:
+    with _folder(folder, step) as files:
         model.save_pretrained(files.path)
         tokenizer.save_pretrained(files.path)
+
+
+def _folder(folder: RunFolder, step: int) -> AtomicFolder:
+    return AtomicFolder(folder.final, info={"kind": "final", "step": step}, replace=True)
+
+
+def _save_gathered(
+    folder: RunFolder, strategy: Strategy, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, step: int, ranks: Ranks
+) -> None:
+    """Write what no rank has as a whole: the tensors are gathered twice, since a file begins with what will be in it."""
+    plan = plan_weights(as_published(model, strategy.named_tensors()))
+    with contextlib.ExitStack() as stack:
+        files = ranks.together(lambda: stack.enter_context(_with_room(folder, plan, step)) if ranks.is_main else None)
+        tensors = as_published(model, strategy.named_tensors())
+        ranks.together(lambda: _write(stack, files, plan, tensors, model, tokenizer))
+
+
+def _with_room(folder: RunFolder, plan: Plan, step: int) -> AtomicFolder:
+    ensure_free(folder.path, plan.size, f"final model {folder.final}")
+    return _folder(folder, step)
+
+
+def _write(
+    stack: contextlib.ExitStack,
+    files: AtomicFolder | None,
+    plan: Plan,
+    tensors: Iterator[Named],
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> None:
+    """Take part in gathering every tensor, and write them where there is a folder to write to."""
+    try:
+        with stack.pop_all():
+            if files is not None:
+                write_weights(files, plan, tensors)
+                save_description(files.path, model, tokenizer, dtype=plan.dtype)
+    finally:
+        for _ in tensors:  # also after an error, since the other ranks gather with this one
+            pass

@@ -11,12 +11,14 @@ from transformers import PreTrainedModel
 
 from rloo_cli.errors import RefusedError
 from rloo_cli.recipe.dump import dump_recipe
+from rloo_cli.recipe.schema import Recipe
 from rloo_cli.rollout.engine import Engine
 from rloo_cli.run.atomic import write_file
 from rloo_cli.run.checkpoint import set_aside_newer
 from rloo_cli.run.metrics import MetricsWriter
 from rloo_cli.run.randomness import restore_random_state, seed_everything
 from rloo_cli.run.ranks import Ranks
+from rloo_cli.run.shards import SavedTensors
 from rloo_cli.run.trackers import Trackers
 from rloo_cli.training import auto
 from rloo_cli.training.collector import Collector
@@ -31,6 +33,7 @@ from rloo_cli.training.policy import has_dropout
 from rloo_cli.training.recorder import Recorder
 from rloo_cli.training.setup import decide, load, make_policy, prepare_device
 from rloo_cli.training.state import RunPosition, load_position
+from rloo_cli.training.strategy import Strategy
 from rloo_cli.training.training_run import TrainingRun
 from rloo_cli.training.update import Updater, UpdateSettings
 
@@ -59,7 +62,7 @@ def evaluate_model(inputs: TrainingInputs) -> tuple[Experience, dict[str, float]
         device = prepare_device(inputs, stack)
         model, step = load(inputs), 0
         if (checkpoint := inputs.resume_from) is not None:
-            _load_weights(model, checkpoint.load_tensors("model"))
+            _load_weights(model, checkpoint.saved_tensors("model"))
             step = checkpoint.step
         torch.set_num_threads(auto.decide_threads(inputs.recipe.training))
         engine = device.maker.make(model.to(device.accelerator.device))
@@ -88,17 +91,7 @@ def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
     reference = strategy.make_reference(low_precision=low) if recipe.algorithm.beta > 0 else None
     if recipe.training.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    position, offset = RunPosition(), 0
-    if (checkpoint := inputs.resume_from) is not None:
-        position, offset = (
-            load_position(checkpoint, [entry.weight for entry in recipe.rewards]),
-            checkpoint.load_document("metrics")["offset"],
-        )
-        _load_weights(model, checkpoint.load_tensors("model"))
-        strategy.optimizer.load_state(checkpoint.load_tensors("optimizer"), checkpoint.load_document("optimizer"))
-        restore_random_state(checkpoint.load_document("random"), checkpoint.load_tensors("random"))
-    if device.ranks.is_main:
-        set_aside_newer(inputs.folder.checkpoints, position.step)
+    position, offset = device.ranks.together(lambda: _take_up(inputs, strategy, recipe, device.ranks))
     engine = device.maker.make(model)
     give_weights(engine, strategy.named_tensors(), position.step, device.ranks)
     updater = Updater(
@@ -135,12 +128,25 @@ def _refuse_other_model(inputs: TrainingInputs, origin: str) -> None:
     )
 
 
-def _load_weights(model: PreTrainedModel, tensors: dict[str, torch.Tensor]) -> None:
+def _take_up(inputs: TrainingInputs, strategy: Strategy, recipe: Recipe, ranks: Ranks) -> tuple[RunPosition, int]:
+    """(the position, bytes of metrics.jsonl) to go on from, with the state of that position in place."""
+    position, offset = RunPosition(), 0
+    if (checkpoint := inputs.resume_from) is not None:
+        position = load_position(checkpoint, [entry.weight for entry in recipe.rewards])
+        offset = checkpoint.load_document("metrics")["offset"]
+        strategy.load_state(checkpoint.saved_state())
+        restore_random_state(checkpoint.load_document("random"), checkpoint.load_tensors("random"))
+    if ranks.is_main:
+        set_aside_newer(inputs.folder.checkpoints, position.step)
+    return position, offset
+
+
+def _load_weights(model: PreTrainedModel, saved: SavedTensors) -> None:
     """Put a checkpoint's tensors into the model; those of tied names are there once."""
     with torch.no_grad():
         own = model.state_dict()
-        for name, tensor in tensors.items():
-            own[name].copy_(tensor)
+        for name in saved.names:
+            own[name].copy_(saved.whole(name))
 
 
 def _collector(inputs: TrainingInputs, engine: Engine, ranks: Ranks) -> Collector:

@@ -7,11 +7,14 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from typing import Any
+
+import torch
 
 from rloo_cli.data.order import prompt_row
 from rloo_cli.errors import EngineError, NeighbourError, NonFiniteError, RecipeError
 from rloo_cli.rollout.engine import Engine, RandomKey
-from rloo_cli.run.checkpoint import step_name
+from rloo_cli.run.checkpoint import DESCRIPTION, step_name
 from rloo_cli.run.randomness import capture_random_state, seed_everything
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.rollouts import RolloutRow
@@ -26,7 +29,7 @@ from rloo_cli.training.experience import build_experience
 from rloo_cli.training.failed_batch import keep_failed_batch
 from rloo_cli.training.final_model import save_final_model
 from rloo_cli.training.inputs import TrainingInputs
-from rloo_cli.training.policy import trainable_state
+from rloo_cli.training.model_files import save_description
 from rloo_cli.training.recorder import Recorder, peak_memory_mb, rollout_rows
 from rloo_cli.training.rollout_metrics import generated_tokens, kl_metrics, rollout_metrics
 from rloo_cli.training.sampling import training_params
@@ -273,18 +276,33 @@ class TrainingRun:
         value = self.position.evaluated_value if self.position.evaluated_step == self.step else None
         self.position = replace(self.position, best=better_of(self.recipe.run, self.position.best, value, self.step))
         with self.inputs.progress.phase("save"):
-            self._on_main(self._write_checkpoint)
+            self._write_checkpoint()
         self.saved_step = self.step
         self._save_seconds = time.perf_counter() - started
 
-    def _write_checkpoint(self, recorder: Recorder) -> None:
-        optimizer_tensors, optimizer_document = self.updater.strategy.optimizer.state()
+    def _write_checkpoint(self) -> None:
+        local, recorder = self.updater.strategy.local_state(), self.recorder
+        documents, tensors = self.ranks.together(lambda: self._beside_the_weights(recorder) if recorder is not None else ({}, {}))
+        model = self.updater.policy.model
+        save_checkpoint(
+            self.inputs.folder.checkpoints,
+            self.step,
+            documents={**documents, "optimizer": dict(local.document)},
+            tensors=tensors,
+            shards={"model": local.model, "optimizer": local.optimizer},
+            further=lambda path: save_description(path / DESCRIPTION, model, self.inputs.tokenizer),
+            ranks=self.ranks,
+            limit=self.recipe.run.save_total_limit,
+            best=self.position.best.step if self.position.best is not None else None,
+        )
+
+    def _beside_the_weights(self, recorder: Recorder) -> tuple[dict[str, Any], dict[str, dict[str, torch.Tensor]]]:
+        """(documents, tensors) that the main rank alone saves."""
         random_document, random_tensors = capture_random_state()
-        tensors = {"model": trainable_state(self.updater.policy.model), "optimizer": optimizer_tensors, "random": random_tensors}
+        tensors = {"random": random_tensors}
         recorder.metrics.sync()
         documents = {
             "position": self.position.document(),
-            "optimizer": optimizer_document,
             "random": random_document,
             "metrics": {"offset": recorder.metrics.offset},
             "recipe": self.recipe.model_dump(mode="json"),
@@ -297,14 +315,7 @@ class TrainingRun:
         }
         if self.position.experience is not None:
             documents["experience"], tensors["experience"] = save_experience(self.position.experience)
-        save_checkpoint(
-            self.inputs.folder.checkpoints,
-            self.step,
-            tensors=tensors,
-            documents=documents,
-            limit=self.recipe.run.save_total_limit,
-            best=self.position.best.step if self.position.best is not None else None,
-        )
+        return documents, tensors
 
     def _on_main(self, work: Callable[[Recorder], None]) -> None:
         """Do it on the main rank, the others waiting; what fails there fails everywhere."""
@@ -324,7 +335,7 @@ class TrainingRun:
         """Write final/."""
         self._refuse_non_finite_weights()
         with self.inputs.progress.phase("save"):
-            self._on_main(lambda _: save_final_model(self.inputs.folder, self.updater.policy.model, self.inputs.tokenizer, step=self.step))
+            save_final_model(self.inputs.folder, self.updater.strategy, self.inputs.tokenizer, step=self.step, ranks=self.ranks)
         if (best := self.position.best) is not None:
             where = self.inputs.folder.checkpoints / step_name(best.step)
             self.inputs.progress.note(f"best checkpoint: step {best.step}, {best.metric} {best.value:.4g}, in {where} (final/ is the last)")

@@ -8,13 +8,13 @@ import shutil
 import pytest
 import torch
 from failpoints import FailingFileSystem, in_child, leftovers
-from safetensors.torch import save
+from safetensors.torch import load_file, save
 
 from rloo_cli.errors import RefusedError, StorageError
 from rloo_cli.run import atomic, saving
 from rloo_cli.run.checkpoint import find_checkpoint, list_steps, set_aside_newer
 from rloo_cli.run.saving import save_checkpoint
-from rloo_cli.run.tensors import load_safetensors, safetensors_stream
+from rloo_cli.run.tensors import safetensors_stream
 
 TENSORS = {
     "model": {
@@ -79,7 +79,7 @@ def test_tensors_start_at_multiples_of_their_element_size(tmp_path):
     data = b"".join(stream)
     assert size == len(data)
     (tmp_path / "x").write_bytes(data)
-    loaded = load_safetensors(tmp_path / "x")
+    loaded = load_file(tmp_path / "x")
     assert all(tensor.data_ptr() % tensor.element_size() == 0 for tensor in loaded.values())
 
 
