@@ -196,6 +196,7 @@ class _Watch:
             deadline = min(deadline, time.monotonic() + self._patience(read_records(self._attempt.logs)))
         if training.code is None:
             self._say("the training does not end by itself: its tasks are killed; the last checkpoint stands")
+            training.end(seconds=0.0)
         return server_code
 
     def _patience(self, records: list[TaskRecord]) -> float:

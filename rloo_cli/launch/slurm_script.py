@@ -130,7 +130,7 @@ def script(options: SlurmOptions, train: TrainCommand, loaded: LoadedRecipe, *, 
         undefined=jinja2.StrictUndefined,
     )
     name = Path(train.recipe).stem
-    return environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
+    text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         o=options,
         title=_title(options, loaded.recipe),
         command=shlex.join(command),
@@ -142,6 +142,7 @@ def script(options: SlurmOptions, train: TrainCommand, loaded: LoadedRecipe, *, 
         train=_train_words(train),
         serve=_serve_words(options, loaded.recipe, trust_remote_code=train.trust_remote_code),
     )
+    return re.sub(r"\n{3,}", "\n\n", text)
 
 
 def _title(options: SlurmOptions, recipe: Recipe) -> str:
