@@ -17,6 +17,16 @@ def shipped_folder() -> Path:
     return inside if inside.is_dir() else PACKAGE.parent / "recipes"
 
 
+def shipped_recipes() -> dict[str, Path]:
+    """The shipped recipes by the names that `rloo train` takes."""
+    return {path.stem: path for path in sorted(shipped_folder().glob("*.yaml"))}
+
+
+def shipped_templates() -> dict[str, Path]:
+    """The shipped folders to begin from, by name."""
+    return {path.parent.name: path.parent for path in sorted(shipped_folder().glob("*/recipe.yaml"))}
+
+
 def find_recipe(name: str | Path) -> Path:
     """The file that `rloo train NAME` means: a path, or where there is none, the shipped recipe of that name."""
     path = Path(name)
@@ -33,8 +43,8 @@ def why_missing(name: str | Path) -> str:
     if path.exists() or path.name != str(name) or path.suffix:
         return ""
     if (folder / path / "recipe.yaml").is_file():
-        return f"{name} is a folder to begin from: cp -r {folder / path} my-task, change what is in it, then name my-task/recipe.yaml."
-    names = sorted(recipe.stem for recipe in folder.glob("*.yaml"))
+        return f"{name} is a folder to begin from: `rloo recipes cp {name} my-task`, change what is in it, then name my-task/recipe.yaml."
+    names = list(shipped_recipes())
     near = get_close_matches(str(name), names, n=1)
     hint = f" Did you mean `{near[0]}`?" if near else ""
     return f"{printable(str(name))}: no such file, and no shipped recipe of that name; there are {', '.join(names)}.{hint}"

@@ -36,7 +36,7 @@ def test_a_shipped_recipe_is_found_by_name_unless_a_file_has_it(tmp_path, monkey
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("template", f"template is a folder to begin from: cp -r {shipped_folder() / 'template'} my-task"),
+        ("template", "template is a folder to begin from: `rloo recipes cp template my-task`, change"),
         ("quickstar", "quickstar: no such file, and no shipped recipe of that name; there are code, deepmath, gsm8k, "),
         ("quickstar", "Did you mean `quickstart`?"),
         ("no-such.yaml", "no-such.yaml: no such file."),
