@@ -108,9 +108,14 @@ def build_optimizer(
 def _parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Matrices decay; biases and norms (one dimension) do not."""
     trainable = [p for p in model.parameters() if p.requires_grad]
-    decay, rest = [p for p in trainable if p.ndim >= 2], [p for p in trainable if p.ndim < 2]
+    decay, rest = [p for p in trainable if _dimensions(p) >= 2], [p for p in trainable if _dimensions(p) < 2]
     groups = [{"params": decay, "weight_decay": weight_decay}, {"params": rest, "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+def _dimensions(parameter: torch.nn.Parameter) -> int:
+    """Of the whole tensor, which DeepSpeed keeps beside a partitioned one."""
+    return len(getattr(parameter, "ds_shape", parameter.shape))
 
 
 def _optimizer(groups: list[dict[str, Any]], training: TrainingSection) -> torch.optim.Optimizer:

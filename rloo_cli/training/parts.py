@@ -44,6 +44,12 @@ def unique_names(model: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     return [(names[0], tensor) for names, tensor in aliased(model)]
 
 
+def buffer_parts(model: torch.nn.Module) -> list[Part]:
+    """The persistent buffers of a model, which every rank has whole."""
+    named = [(name, tensor) for name, tensor in unique_names(model) if not isinstance(tensor, torch.nn.Parameter)]
+    return [Part(name=name, shape=tuple(b.shape), start=0, values=local_flat(b), key=b) for name, b in named]
+
+
 def local_flat(tensor: torch.Tensor) -> torch.Tensor:
     """This rank's elements of a tensor, 1-D, sharing its memory."""
     local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
@@ -85,14 +91,14 @@ def _scalar(value: Any) -> dict[str, Any] | float:
 def load_parts(parts: Iterable[Part], optimizer: OptimizerAndSchedule, saved: SavedState) -> None:
     """Put what was saved into the parts, and into the optimizer's state for them."""
     state: dict[torch.Tensor, dict[str, Any]] = optimizer.inner.state
-    on_device = {id(p) for group in optimizer.inner.param_groups if _counts_on_device(group) for p in group["params"]}
+    counts_on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.inner.param_groups)
     tensors, scalars = _by_parameter(saved.optimizer.names), _by_parameter(saved.document["scalars"])
     for part in parts:
         part.values.copy_(saved.model.read(part.name, part.start, part.start + part.values.numel()))
         for entry in tensors.get(part.name, ()):
             _load_tensor(part, entry, state[part.key], saved.optimizer)
         for entry in scalars.get(part.name, ()):
-            device = part.key.device if id(part.key) in on_device or entry != "step" else torch.device("cpu")
+            device = part.key.device if counts_on_device or entry != "step" else torch.device("cpu")
             state[part.key][entry] = _number(saved.document["scalars"][f"{entry}/{part.name}"], device)
     optimizer.load_document(saved.document)
 
@@ -104,11 +110,6 @@ def _by_parameter(keys: Iterable[str]) -> dict[str, list[str]]:
         entry, _, name = key.partition("/")
         entries.setdefault(name, []).append(entry)
     return entries
-
-
-def _counts_on_device(group: dict[str, Any]) -> bool:
-    """Whether torch's optimizers keep the step count of these parameters beside them, and not on the CPU."""
-    return bool(group.get("fused") or group.get("capturable"))
 
 
 def _load_tensor(part: Part, entry: str, state: dict[str, Any], saved: SavedTensors) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 import torch
+import torch.distributed as dist
 
 from rloo_cli.run.ranks import Ranks
 
@@ -34,3 +35,10 @@ def first_bad(named: Iterable[tuple[str, torch.Tensor]], ranks: Ranks) -> str | 
     """The first name, in the order that all ranks have, whose part holds NaN or infinity on some rank; a collective."""
     own = next(((i, name) for i, (name, part) in enumerate(named) if not torch.isfinite(part).all()), None)
     return min((found for found in ranks.gather(own) if found is not None), default=(0, None))[1]
+
+
+def join_alone(device: torch.device) -> None:
+    """A process group of one, where a single process shards."""
+    if not dist.is_initialized():
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -11,6 +12,7 @@ from transformers import PreTrainedModel
 
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import LocalState, SavedState
+from rloo_cli.training.microbatches import ScoringBatch
 from rloo_cli.training.optimizer import OptimizerAndSchedule
 from rloo_cli.training.policy import Policy
 
@@ -50,6 +52,12 @@ class Strategy(Protocol):
     def decoding_model(self) -> PreTrainedModel:
         """The model for whoever decodes with transformers: the policy's own, or one on the meta device where no rank holds it. No collective."""
 
+    def autocast(self) -> AbstractContextManager[None]:
+        """Around every pass of policy and reference: the run's precision, where the weights do not have it themselves. No collective."""
+
+    def forward(self, batch: ScoringBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The policy's (log-prob, entropy), as its own call, for a `backward` to follow."""
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
 
@@ -81,9 +89,20 @@ class Strategy(Protocol):
 
 def make_strategy(distribution: Distribution, accelerator: Accelerator, ranks: Ranks) -> Strategy:
     """The strategy that was asked for."""
-    from rloo_cli.training.strategy_fsdp import FullySharded
-    from rloo_cli.training.strategy_replicated import Replicated
+    match distribution.strategy:
+        case "ddp":
+            from rloo_cli.training.strategy_replicated import Replicated
 
-    if distribution.strategy == "fsdp2":
-        return FullySharded(distribution, accelerator, ranks)
-    return Replicated(accelerator, ranks)
+            return Replicated(accelerator, ranks)
+        case "fsdp2":
+            from rloo_cli.training.strategy_fsdp import FullySharded
+
+            return FullySharded(distribution, accelerator, ranks)
+        case "zero2":
+            from rloo_cli.training.strategy_zero import Zero2
+
+            return Zero2(distribution, accelerator, ranks)
+        case "zero3":
+            from rloo_cli.training.strategy_zero3 import Zero3
+
+            return Zero3(distribution, accelerator, ranks)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from accelerate import Accelerator
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
@@ -18,11 +18,12 @@ from transformers import PreTrainedModel
 from rloo_cli.recipe.accelerate_config import Distribution, StrategyName
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import LocalState, SavedState
+from rloo_cli.training.microbatches import ScoringBatch
 from rloo_cli.training.optimizer import OptimizerAndSchedule
 from rloo_cli.training.parts import Part, aliased, load_parts, local_flat, local_state_of, unique_names
 from rloo_cli.training.policy import Policy
-from rloo_cli.training.sharded import clip_scale, first_bad, total_norm
-from rloo_cli.training.skeleton import agree_on_types, copy_buffers, empty_on, fill, without_weights
+from rloo_cli.training.sharded import clip_scale, first_bad, join_alone, total_norm
+from rloo_cli.training.skeleton import Exchange, agree_on_types, copy_buffers, empty_on, fill, lower, without_weights
 from rloo_cli.training.strategy import MakeOptimizer
 
 
@@ -66,8 +67,9 @@ class FullySharded:
         """Send the main rank's weights to all a layer at a time, and keep this rank's rows."""
         agree_on_types(policy, self.ranks)
         self._skeleton = without_weights(policy)
+        exchange = Exchange(policy)
         for module in [*_layers(policy.model), policy]:
-            fill(module, self.ranks, self._device)
+            fill(module, exchange, self.ranks, self._device)
             self._shard(module, is_root=module is policy)
         copy_buffers(policy, self._skeleton)
         self._policy = policy
@@ -82,10 +84,10 @@ class FullySharded:
         reference = self._new_skeleton().requires_grad_(False)
         reference.layout, reference.head_chunk = self.policy.layout, self.policy.head_chunk
         if low_precision is not None:
-            for parameter in reference.parameters():
-                parameter.data = parameter.data.to(low_precision)
+            lower(reference, low_precision)
+        exchange = Exchange(reference)
         for module in [*_layers(reference.model), reference]:
-            empty_on(module, self._device)
+            empty_on(module, exchange, self._device)
             self._shard(module, is_root=module is reference)
         with torch.no_grad():
             for theirs, own in zip(reference.parameters(), self.policy.parameters(), strict=True):
@@ -95,6 +97,14 @@ class FullySharded:
     def decoding_model(self) -> PreTrainedModel:
         """A model without weights, on the meta device, for whoever decodes with a copy of its own."""
         return self._new_skeleton().model
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """Nothing: a layer's whole weights are in the low precision."""
+        return contextlib.nullcontext()
+
+    def forward(self, batch: ScoringBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The policy's (log-prob, entropy), to be differentiated."""
+        return self.policy(batch)
 
     def zero_grad(self) -> None:
         """Drop all gradients."""
@@ -179,10 +189,3 @@ def _reshard(policy: Policy) -> None:
     for module in policy.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
-
-
-def join_alone(device: torch.device) -> None:
-    """A process group of one, where a single process shards."""
-    if not dist.is_initialized():
-        backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 
 import torch
@@ -13,6 +14,7 @@ from rloo_cli.recipe.accelerate_config import StrategyName
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import LocalState, SavedState
 from rloo_cli.training import policy as policies
+from rloo_cli.training.microbatches import ScoringBatch
 from rloo_cli.training.optimizer import OptimizerAndSchedule
 from rloo_cli.training.parts import Part, aliased, load_parts, local_flat, local_state_of, unique_names
 from rloo_cli.training.policy import Policy
@@ -59,6 +61,14 @@ class Replicated:
     def decoding_model(self) -> PreTrainedModel:
         """The policy's own."""
         return self.policy.model
+
+    def autocast(self) -> contextlib.AbstractContextManager[None]:
+        """accelerate's, in the run's precision."""
+        return self.accelerator.autocast()
+
+    def forward(self, batch: ScoringBatch) -> tuple[torch.Tensor, torch.Tensor]:
+        """The policy's (log-prob, entropy), to be differentiated; no collective."""
+        return self.policy(batch)
 
     def zero_grad(self) -> None:
         """Drop all gradients."""

@@ -257,7 +257,7 @@ class Updater:
 
     def _score(self, experience: Experience, rows: Sequence[GroupRows], step: int) -> Experience:
         self.policy.eval()
-        with torch.no_grad(), self.accelerator.autocast():
+        with torch.no_grad(), self.strategy.autocast():
             for pieces, _ in self._micro_batches(rows):
                 batch = build_scoring_batch(pieces, self.policy.layout, self.accelerator.device)
                 logp_N, _ = self.policy(batch)
@@ -294,10 +294,10 @@ class Updater:
         self, experience: Experience, rows: Sequence[GroupRows], n: int, metrics: PassMetrics, step: int, *, first_use: bool, needs_kl: bool
     ) -> Experience:
         self.policy.train()
-        with self.accelerator.autocast(), self.policy.attention():
+        with self.strategy.autocast(), self.policy.attention():
             for pieces, is_last in self._micro_batches(rows, at_least=1):
                 batch = build_scoring_batch(pieces, self.policy.layout, self.accelerator.device)
-                logp_N, entropy_N = self.policy(batch)
+                logp_N, entropy_N = self.strategy.forward(batch)
                 ref_logp_N = self._reference_logprobs(batch) if needs_kl else None
                 loss = logp_N.sum() * 0  # of a micro-batch without rows, or one that fails
                 with self._passes.held_back():
