@@ -29,6 +29,9 @@ class Check:
     """A quantity and the limits beyond which it is worth a word."""
 
     title: str
+    """Of the trouble."""
+    name: str
+    """Of what is looked at, for where all is well."""
     quantity: str
     """What is held against the limits, in words."""
     side: Literal["above", "below"]
@@ -97,6 +100,7 @@ def _nats(value: float) -> str:
 CHECKS: Sequence[Check] = (
     Check(
         title="reward does not rise",
+        name="rise of the reward",
         quantity="`reward`, end minus beginning, in standard deviations of a single step's noise",
         side="below",
         note=1.0,
@@ -108,6 +112,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         title="evaluation below its best",
+        name="evaluation against its best",
         quantity="`eval/reward`, last minus best, in standard errors",
         side="below",
         note=-2.0,
@@ -119,6 +124,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         title="entropy collapse",
+        name="entropy",
         quantity="`entropy`, end as a share of the beginning",
         side="below",
         note=0.25,
@@ -130,6 +136,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         title="groups without signal",
+        name="groups without signal",
         quantity="`groups/zero_std` at the end",
         side="above",
         note=0.5,
@@ -141,6 +148,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         title="unscored completions",
+        name="unscored completions",
         quantity="`rows/unscored` at the end, as a share of a step's completions",
         side="above",
         note=0.05,
@@ -151,6 +159,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         title="truncation",
+        name="truncation",
         quantity="`completions/clipped_ratio` at the end",
         side="above",
         note=0.1,
@@ -162,6 +171,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         title="length drift",
+        name="length",
         quantity="`completions/mean_length`, the larger of beginning and end over the smaller",
         side="above",
         note=2.0,
@@ -173,6 +183,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         title="ratios clipped",
+        name="clipped ratios",
         quantity="`clip_ratio/region_mean` at the end",
         side="above",
         note=0.2,
@@ -184,6 +195,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         title="gradients clipped",
+        name="clipped gradients",
         quantity="share of steps whose `grad_norm` is above `max_grad_norm`",
         side="above",
         note=0.9,
@@ -195,6 +207,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         title="gradient spikes",
+        name="largest gradient",
         quantity="largest `grad_norm` over its median",
         side="above",
         note=20.0,
@@ -206,6 +219,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         title="far from the reference",
+        name="distance from the reference",
         quantity="`kl` at the end, nats a token",
         side="above",
         note=0.2,
@@ -217,6 +231,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         title="sampler and trainer differ",
+        name="sampler against trainer",
         quantity="`sampling/logp_diff_mean` at the end, nats a token",
         side="above",
         note=0.03,
@@ -228,6 +243,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         title="mismatch grows",
+        name="growth of that difference",
         quantity=f"`sampling/logp_diff_mean`, end over beginning, where it ends above {measures.MISMATCH_WORTH_A_LOOK} nats",
         side="above",
         note=2.0,
@@ -239,6 +255,7 @@ CHECKS: Sequence[Check] = (
     ),
     Check(
         title="few effective samples",
+        name="effective samples",
         quantity="`sampling/ess` at the end",
         side="below",
         note=0.9,

@@ -13,8 +13,10 @@ from rloo_cli.inspect.rollout_files import RolloutFile, find_rollouts
 from rloo_cli.inspect.stored import run_recipe
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.report.series import RunMetrics, read_run_metrics
+from rloo_cli.report.wording import plural
 from rloo_cli.run.folder import RunFolder
 from rloo_cli.run.lock import ensure_unlocked
+from rloo_cli.run.logs import read_rank_reports
 
 RunStateName = Literal["finished", "under way", "not finished"]
 
@@ -34,6 +36,8 @@ class RunView:
     environment: Mapping[str, Any]
     total_steps: int | None
     """Of the whole run; None where nothing says."""
+    ending: str
+    """Why the last attempt ended; empty where nothing says, or all went well."""
     gaps: tuple[str, ...]
     """Sentences about what is missing or damaged."""
 
@@ -83,6 +87,7 @@ def _view(path: Path, name: str) -> RunView:
         recipe=recipe,
         environment=environment,
         total_steps=total if isinstance(total, int) else None,
+        ending=_ending(folder),
         gaps=(*_metric_gaps(folder, metrics), *gaps, *_other_gaps(recipe, environment)),
     )
 
@@ -104,6 +109,14 @@ def _state(folder: RunFolder) -> RunStateName:
     return "not finished"
 
 
+def _ending(folder: RunFolder) -> str:
+    try:
+        reports = read_rank_reports(folder.attempt(folder.attempts()))
+    except (OSError, ValueError, TypeError, StorageError):
+        return ""
+    return next((str(report.reason) for report in reports if report.reason and not report.neighbour), "")
+
+
 def _environment(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_bytes())
@@ -116,7 +129,7 @@ def _metric_gaps(folder: RunFolder, metrics: RunMetrics) -> list[str]:
     if not folder.metrics.is_file():
         return ["There is no metrics.jsonl, so there are no curves."]
     damaged = metrics.damaged_lines
-    lost = [f"{damaged} damaged line{'s' if damaged > 1 else ''} of metrics.jsonl are left out."] if damaged else []
+    lost = [f"{plural(damaged, 'line')} of metrics.jsonl cannot be read."] if damaged else []
     return [*lost, *([] if metrics.train else ["metrics.jsonl holds no training step."])]
 
 

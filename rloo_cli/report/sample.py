@@ -20,8 +20,8 @@ MOST_GROUPS = 12
 """Of a step, spread evenly from the worst to the best mean reward."""
 MOST_COMPLETIONS = 32
 """Of a group."""
-MOST_CHARACTERS = 12_000
-"""Of a text; of longer ones beginning and end are kept."""
+MOST_CHARACTERS, FEWEST_CHARACTERS = 12_000, 400
+"""Of a text, as far as the budget goes; of longer ones beginning and end are kept."""
 BUDGET = 6_000_000
 """Characters of all texts of all runs together."""
 COLUMNS = ("prompt_row", "prompt_text", "completion", "finish_reason", "reward", "advantage", REWARDS)
@@ -52,7 +52,12 @@ def sample_rollouts(view: RunView, *, budget: int = BUDGET) -> Sample:
             steps.append(_step(file, tokens, budget // len(files)))
         except (StorageError, RefusedError) as error:
             gaps.append(visible(error.message))
-    return Sample(steps=tuple(steps), special_tokens=tokens.special_tokens() if tokens is not None else (), gaps=tuple(gaps))
+    return Sample(steps=tuple(steps), special_tokens=_special(tokens), gaps=tuple(gaps))
+
+
+def _special(tokens: TokenText | None) -> tuple[str, ...]:
+    """Longest first, as a search for any of them needs it."""
+    return tuple(sorted(map(visible, tokens.special_tokens()), key=len, reverse=True)) if tokens is not None else ()
 
 
 def spread_evenly(count: int, most: int) -> list[int]:
@@ -88,9 +93,10 @@ def _step(file: RolloutFile, tokens: TokenText | None, budget: int) -> Json:
     ranked = sorted(bounds, key=lambda bound: _mean(rewards[bound[0] : bound[1]]))
     wanted = [ranked[i] for i in spread_evenly(len(ranked), MOST_GROUPS)]
     groups: list[Json] = []
+    limit = max(FEWEST_CHARACTERS, min(MOST_CHARACTERS, budget // (MOST_COMPLETIONS + 1)))
     for start, end in _worst_best_first(wanted):
         rows = table.slice(start, min(end - start, MOST_COMPLETIONS)).to_pylist()
-        group = _group(rows, bounds.index((start, end)), end - start, tokens)
+        group = _group(rows, bounds.index((start, end)), end - start, tokens, limit)
         budget -= _size(group)
         if budget < 0 and groups:
             break
@@ -109,24 +115,24 @@ def _mean(values: Sequence[float | None]) -> float:
     return sum(known) / len(known) if known else 0.0
 
 
-def _group(rows: Sequence[Mapping[str, Any]], index: int, size: int, tokens: TokenText | None) -> Json:
+def _group(rows: Sequence[Mapping[str, Any]], index: int, size: int, tokens: TokenText | None, limit: int) -> Json:
     """`i`: place in the step; `row`: of the prompt; `p`: prompt; `c`: completions; `size`: how many there are, shown or not."""
     first = rows[0]
     return {
         "i": index,
         "row": first["prompt_row"],
-        "p": shown_text(first.get("prompt_text")),
-        "c": [_completion(row, tokens) for row in rows],
+        "p": shown_text(first.get("prompt_text"), limit),
+        "c": [_completion(row, tokens, limit) for row in rows],
         "size": size,
     }
 
 
-def _completion(row: Mapping[str, Any], tokens: TokenText | None) -> Json:
+def _completion(row: Mapping[str, Any], tokens: TokenText | None, limit: int) -> Json:
     """`t`: text with special tokens; `n`: tokens; `r`: reward; `a`: advantage; `f`: how it ended; `rs`: reward by function."""
     ids = row.get("completion_ids")
     text = tokens.decode(ids) if tokens is not None and ids is not None else row["completion"]
     return {
-        "t": shown_text(text),
+        "t": shown_text(text, limit),
         "n": None if ids is None else len(ids),
         "r": rounded(row.get("reward")),
         "a": rounded(row.get("advantage")),
@@ -135,12 +141,12 @@ def _completion(row: Mapping[str, Any], tokens: TokenText | None) -> Json:
     }
 
 
-def shown_text(text: str | None) -> str | None:
-    """The text made harmless, and cut where it is long."""
+def shown_text(text: str | None, limit: int) -> str | None:
+    """The text made harmless, and cut where it is longer than the limit."""
     if text is None:
         return None
-    if len(text) > MOST_CHARACTERS:
-        half = MOST_CHARACTERS // 2
+    if len(text) > limit:
+        half = limit // 2
         text = f"{text[:half]}\n[… {len(text) - 2 * half:,} characters left out …]\n{text[-half:]}"
     return visible(text)
 

@@ -87,7 +87,7 @@ def plain(value: Any) -> str:
 
 
 def _environment(document: Mapping[str, Any]) -> dict[str, str]:
-    git, packages, command = (document.get(key) for key in ("git", "packages", "command"))
+    git, packages, command, gpus = (document.get(key) for key in ("git", "packages", "command", "gpus"))
     memory = document.get("memory_bytes")
     rows = {
         "started": document.get("time"),
@@ -96,7 +96,7 @@ def _environment(document: Mapping[str, Any]) -> dict[str, str]:
         "platform": document.get("platform"),
         "processor": _processor(document),
         "memory": f"{memory / GIB:.0f} GiB" if isinstance(memory, int | float) else None,
-        "GPUs": "; ".join(map(str, document.get("gpus") or [])) or "none",
+        "GPUs": "; ".join(map(str, gpus)) or "none" if isinstance(gpus, list) else None,
         "processes": document.get("num_processes"),
         "git": f"{git.get('commit')}{', with changes' if git.get('changed') else ''}" if isinstance(git, dict) else None,
         "python": document.get("python"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rloo_cli.inspect.visible import visible
 from rloo_cli.report.health import Finding, Level
 from rloo_cli.report.measures import FEWEST_STEPS, reward_rise
 from rloo_cli.report.run_view import RunView
@@ -40,7 +41,10 @@ def _progress(view: RunView) -> str:
     if view.state == "finished":
         return ""
     where = f"at step {step:,} of {total:,}" if total else f"at step {step:,}"
-    return f"Still training, {where}." if view.state == "under way" else f"Not finished: it ended {where}."
+    if view.state == "under way":
+        return f"Still training, {where}."
+    reason = visible(view.ending).rstrip(".")
+    return f"Not finished: it ended {where}{f' ({reason})' if reason else ''}."
 
 
 def _reward(view: RunView) -> str:

@@ -105,7 +105,14 @@ def write_step(folder: Path, step: int, rows: list[RolloutRow], *, kind: str = "
     write_rollouts(path, rows)
 
 
-def group(prompt_row: int, rewards: list[float | None], *, text: str = "It is {i}.", **changes: object) -> list[RolloutRow]:
+def group(
+    prompt_row: int,
+    rewards: list[float | None],
+    *,
+    text: str = "It is {i}.",
+    by_function: dict[str, float | None] | None = None,
+    **changes: object,
+) -> list[RolloutRow]:
     """The rows of a group, with their advantages."""
     known = [reward for reward in rewards if reward is not None]
     rows = []
@@ -123,7 +130,7 @@ def group(prompt_row: int, rewards: list[float | None], *, text: str = "It is {i
             "weights_version": 0,
             "reward": reward,
             "advantage": None if reward is None else reward - others,
-            "rewards": {"correct": reward, "style": 0.5},
+            "rewards": by_function or {"correct": reward, "style": 0.5},
         }
         rows.append(RolloutRow(**(fields | changes)))  # type: ignore[arg-type]
     return rows
