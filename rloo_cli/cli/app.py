@@ -14,11 +14,14 @@ from rloo_cli import __version__
 from rloo_cli.cli.arguments import expand_resume, expand_serve
 from rloo_cli.cli.evaluate import evaluate
 from rloo_cli.cli.failures import report_bug, report_error
+from rloo_cli.cli.generate import generate
+from rloo_cli.cli.launch_config import app as launch_config
 from rloo_cli.cli.plan import plan
 from rloo_cli.cli.report import report
 from rloo_cli.cli.recipes import app as recipes
 from rloo_cli.cli.rewards import app as rewards
 from rloo_cli.cli.rollouts import app as rollouts
+from rloo_cli.cli.runs import app as runs
 from rloo_cli.cli.schema import schema
 from rloo_cli.cli.show import show
 from rloo_cli.cli.slurm import slurm, slurm_attempt, slurm_port, slurm_task
@@ -46,12 +49,15 @@ app = typer.Typer(
 app.command(epilog=EPILOG)(train)
 app.command(epilog=EPILOG)(plan)
 app.command(name="eval", epilog=EPILOG)(evaluate)
+app.command(epilog=EPILOG)(generate)
 app.command(epilog=EPILOG)(report)
 app.add_typer(recipes, name="recipes", epilog=EPILOG)
 app.command(epilog=EPILOG)(show)
 app.command()(schema)
+app.add_typer(runs, name="runs", epilog=EPILOG)
 app.add_typer(rollouts, name="rollouts", epilog=EPILOG)
 app.add_typer(rewards, name="rewards", epilog=EPILOG)
+app.add_typer(launch_config, name="launch-config", epilog=EPILOG)
 app.command(name="vllm-serve", epilog=EPILOG)(vllm_serve)
 app.command(epilog=EPILOG)(slurm)
 app.command(name="slurm-attempt", hidden=True)(slurm_attempt)

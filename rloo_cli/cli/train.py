@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,8 +16,11 @@ from rloo_cli.cli.arguments import CodeDirOption, QuietOption, RecipeArgument, S
 from rloo_cli.errors import EngineError, InterruptedTwiceError, NeighbourError, StoppedError
 
 if TYPE_CHECKING:
+    from rloo_cli.launch.cluster import Cluster, MachineOptions
     from rloo_cli.launch.given import Place
+    from rloo_cli.launch.machines import Lead
     from rloo_cli.plan.prepare import CheckedRecipe
+    from rloo_cli.run.folder import RunFolder
 
 ResumeOption = Annotated[
     str | None,
@@ -44,8 +49,34 @@ def train(
             metavar="N",
             min=1,
             show_default=False,
-            help="Processes that train together; default: run.num_processes, one for each visible GPU.",
+            help="Processes that train together, those of all machines; default: run.num_processes, one for each visible GPU.",
         ),
+    ] = None,
+    accelerate_config: Annotated[
+        str | None,
+        typer.Option(
+            "--accelerate-config",
+            metavar="NAME|FILE",
+            show_default=False,
+            help="How the model lies over them: ddp, fsdp2, zero2, zero3, or a file of `accelerate config`; default: run.accelerate_config.",
+        ),
+    ] = None,
+    num_machines: Annotated[
+        int | None,
+        typer.Option(
+            "--num-machines", metavar="N", min=1, show_default=False, help="Machines that train together, each started with this command."
+        ),
+    ] = None,
+    machine_rank: Annotated[
+        int | None, typer.Option("--machine-rank", metavar="K", min=0, show_default=False, help="Which of them this is, from 0.")
+    ] = None,
+    main_process_ip: Annotated[
+        str | None,
+        typer.Option("--main-process-ip", metavar="HOST", show_default=False, help="Name or address by which the others reach machine 0."),
+    ] = None,
+    main_process_port: Annotated[
+        int | None,
+        typer.Option("--main-process-port", metavar="P", min=1, max=65535, show_default=False, help="Where it listens; default: 29500."),
     ] = None,
     code_dir: CodeDirOption = None,
     trust_remote_code: TrustOption = False,
@@ -59,66 +90,163 @@ def train(
     rloo train mine.yaml --output-dir runs/mine              and after a stop:
     rloo train mine.yaml --output-dir runs/mine --resume
     rloo train mine.yaml --output-dir runs/mine --resume=auto   in a script that may be started again
+    rloo train mine.yaml --accelerate-config fsdp2 --num-processes 16 --num-machines 2 --main-process-ip head --machine-rank 0
 
     The run folder holds metrics.jsonl (a line a step), rollouts/ (every completion), checkpoints/, logs/ and final/, the model.
     Ctrl-C saves a checkpoint and leaves with exit code 75; a second one leaves at once.
     """
-    from rloo_cli.inspect.visible import visible
-    from rloo_cli.launch.given import failure_told, place_of, refuse_other_number, tell_nothing
-    from rloo_cli.launch.local import nothing_left
-    from rloo_cli.launch.target import choose_target
-    from rloo_cli.plan.prepare import check_recipe
-    from rloo_cli.plan.report import launch_command
-    from rloo_cli.run.checkpoint import list_steps
+    from rloo_cli.launch.cluster import MachineOptions
+
+    options = MachineOptions(
+        num_machines=num_machines, machine_rank=machine_rank, main_process_ip=main_process_ip, main_process_port=main_process_port
+    )
+    request = _Request(
+        recipe=recipe,
+        overrides=tuple(overrides or ()),
+        num_processes=num_processes,
+        accelerate_config=accelerate_config,
+        options=options,
+        output_dir=output_dir,
+        resume=resume,
+        code_dir=code_dir,
+        trust_remote_code=trust_remote_code,
+        quiet=quiet,
+    )
+    _train(request)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Request:
+    """What the command line asks for."""
+
+    recipe: str
+    overrides: tuple[str, ...]
+    num_processes: int | None
+    accelerate_config: str | None
+    options: MachineOptions
+    output_dir: str | None
+    resume: str | None
+    code_dir: str | None
+    trust_remote_code: bool
+    quiet: bool
+
+    def all_overrides(self) -> list[str]:
+        """Those of `--set`, and the options that are fields of the recipe."""
+        fields = {"run.num_processes": self.num_processes, "run.accelerate_config": self.accelerate_config}
+        return [*self.overrides, *(f"{name}={json.dumps(value)}" for name, value in fields.items() if value is not None)]
+
+    def way_on(self, folder: RunFolder) -> str:
+        """The command that goes on with the run in a folder."""
+        from rloo_cli.plan.report import launch_command
+
+        return launch_command(
+            self.recipe,
+            self.overrides,
+            code_dir=self.code_dir,
+            trust_remote_code=self.trust_remote_code,
+            resume_in=str(folder.path),
+            launch={"--num-processes": self.num_processes, "--accelerate-config": self.accelerate_config, **self.options.named()},
+        )
+
+
+def _train(request: _Request) -> None:
+    """Train as what this process is: the one that decides, or one that is told, of a launcher's processes or of several machines."""
+    from rloo_cli.launch.given import failure_told, place_of
 
     place = place_of(os.environ)
     if place is not None and place.rank > 0:
         _train_as_told(place)
         return
-    overrides = [*(overrides or []), *([f"run.num_processes={num_processes}"] if num_processes is not None else [])]
     with failure_told(place):
-        checked = check_recipe(
-            recipe, overrides=overrides, code_dir=code_dir, num_processes=place.world_size if place is not None else None
-        )
-        if place is not None:
-            refuse_other_number(place, checked)
-        loaded = checked.loaded
-        target = choose_target(
-            recipe_name=loaded.path.stem,
-            output_dir=output_dir or loaded.recipe.run.output_dir,
-            resume=resume,
-            now=datetime.now().astimezone(),
-        )
-        if target.finished and nothing_left(checked, target.folder):
-            if place is not None:
-                tell_nothing(place)
-            typer.echo(f"{visible(str(target.folder.path))}: finished already, nothing to do")
+        checked, cluster = _checked(request, place)
+        if cluster is None:
+            _decide(request, checked, place)
             return
-        if not quiet:
-            for notice in loaded.notices:
-                typer.echo(f"note: {notice}", err=True)
-        try:
-            _launcher(checked, place)(checked, target, trust_remote_code=trust_remote_code, quiet=quiet)
-        except (StoppedError, InterruptedTwiceError, EngineError) as stop:
-            command = launch_command(
-                recipe, overrides, code_dir=code_dir, trust_remote_code=trust_remote_code, resume_in=str(target.folder.path)
-            )
-            if not isinstance(stop, EngineError):
-                raise type(stop)(f"{stop.message}\n  {command}") from stop
-            if not list_steps(target.folder.checkpoints):
-                raise
-            raise EngineError(f"{stop.message} To go on: {command}") from stop
-    typer.echo(f"done: {visible(str(target.folder.path))} (metrics.jsonl, rollouts/, final/)")
+        from rloo_cli.launch.machines import follow, leading
+
+        if cluster.is_main:
+            with leading(cluster) as lead:
+                _decide(request, checked, lead)
+        else:
+            follow(cluster, checked, quiet=request.quiet)
 
 
-def _launcher(checked: CheckedRecipe, place: Place | None) -> Callable[..., None]:
-    """Who trains: the processes that a launcher started, this one alone, or several that it starts."""
-    from rloo_cli.launch.given import train_and_tell
+def _checked(request: _Request, place: Place | None) -> tuple[CheckedRecipe, Cluster | None]:
+    """The recipe, on as many processes as there are, and the machines, where there are several and we start the processes."""
+    from rloo_cli.launch.cluster import choose_cluster, machines_asked
+    from rloo_cli.launch.given import refuse_other_number
+    from rloo_cli.launch.step import step_of, told_of_other_nodes
+    from rloo_cli.plan.extras import check_deepspeed
+    from rloo_cli.plan.prepare import check_recipe
+
+    step = step_of(os.environ) if place is None and request.options.num_machines != 1 else None
+    checked = check_recipe(
+        request.recipe,
+        overrides=request.all_overrides(),
+        code_dir=request.code_dir,
+        num_processes=place.world_size if place is not None else None,
+        num_machines=place.num_machines if place is not None else machines_asked(request.options, step),
+        is_training=True,
+    )
+    check_deepspeed(checked.loaded.distribution)
+    if place is not None:
+        refuse_other_number(place, checked, request.options)
+        return checked, None
+    cluster = choose_cluster(request.options, step, checked.loaded.distribution)
+    if cluster is None and request.options.num_machines is None and (note := told_of_other_nodes(os.environ)):
+        typer.echo(f"note: {note}", err=True)
+    return checked, cluster
+
+
+def _decide(request: _Request, checked: CheckedRecipe, others: Place | Lead | None) -> None:
+    """Choose the run folder and train in it, with the others if there are some."""
+    from rloo_cli.inspect.visible import visible
+    from rloo_cli.launch.local import nothing_left
+    from rloo_cli.launch.target import choose_target
+
+    loaded = checked.loaded
+    target = choose_target(
+        recipe_name=loaded.path.stem,
+        output_dir=request.output_dir or loaded.recipe.run.output_dir,
+        resume=request.resume,
+        now=datetime.now().astimezone(),
+    )
+    folder = target.folder.path
+    if target.finished and nothing_left(checked, target.folder):
+        if others is not None:
+            others.tell_nothing()
+        typer.echo(f"{visible(str(folder))}: finished already, nothing to do")
+        return
+    if not request.quiet:
+        for notice in loaded.notices:
+            typer.echo(f"note: {notice}", err=True)
+    with _way_on_told(request, target.folder):
+        _launcher(checked, others)(checked, target, trust_remote_code=request.trust_remote_code, quiet=request.quiet)
+    typer.echo(f"done: {visible(str(folder))} (metrics.jsonl, rollouts/, final/)")
+
+
+@contextlib.contextmanager
+def _way_on_told(request: _Request, folder: RunFolder) -> Iterator[None]:
+    """Adds the command that goes on to what a stop or a failed engine says."""
+    from rloo_cli.run.checkpoint import list_steps
+
+    try:
+        yield
+    except (StoppedError, InterruptedTwiceError) as stop:
+        raise type(stop)(f"{stop.message}\n  {request.way_on(folder)}") from stop
+    except EngineError as error:
+        if not list_steps(folder.checkpoints):
+            raise
+        raise EngineError(f"{error.message} To go on: {request.way_on(folder)}") from error
+
+
+def _launcher(checked: CheckedRecipe, others: Place | Lead | None) -> Callable[..., None]:
+    """Who trains: the processes that a launcher or several machines started, this one alone, or several that it starts."""
     from rloo_cli.launch.local import train_here
     from rloo_cli.launch.processes import train_in_processes
 
-    if place is not None:
-        return functools.partial(train_and_tell, place)
+    if others is not None:
+        return others.train
     return train_here if checked.loaded.num_processes == 1 else train_in_processes
 
 

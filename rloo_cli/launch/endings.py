@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from rloo_cli import errors
@@ -30,11 +30,17 @@ class Ending:
     """By the launcher, since others had ended."""
     report: RankReport | None
     """What it left; None = it died without a word."""
+    host: str = field(default_factory=socket.gethostname)
 
     @property
     def exit_code(self) -> int:
         """What its report says, since a signal may still come when all is done; else the process' own."""
         return self.returncode if self.report is None else self.report.exit_code
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether it did not come to its end."""
+        return bool(self.exit_code) or self.was_killed
 
     @property
     def is_neighbour(self) -> bool:
@@ -49,7 +55,7 @@ def error_of(endings: Sequence[Ending], attempt: Path) -> RlooError | None:
         endings: in the order in which the ranks ended.
         attempt: the log folder.
     """
-    failed = [ending for ending in endings if ending.exit_code or ending.was_killed]
+    failed = [ending for ending in endings if ending.has_failed]
     own = [ending for ending in failed if not ending.is_neighbour]
     silent = [ending for ending in own if ending.report is None]
     stopped = [ending for ending in own if ending.exit_code == StoppedError.exit_code]
@@ -66,7 +72,7 @@ def error_of(endings: Sequence[Ending], attempt: Path) -> RlooError | None:
 
 def _own_error(ending: Ending, attempt: Path) -> RlooError:
     log, report = attempt / log_name(ending.rank), ending.report
-    where = f"rank {ending.rank} on {socket.gethostname()}"
+    where = f"rank {ending.rank} on {ending.host}"
     if report is None:
         last = last_line(log)
         said = f", after: {last}" if last else ""

@@ -15,8 +15,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rloo_cli.errors import NeighbourError, RefusedError, RlooError, StoppedError
+from rloo_cli.launch.cluster import MachineOptions, is_of_layout
+from rloo_cli.launch.interface import LOOPBACK, interface_to, network_variables
 from rloo_cli.launch.job import dump_job, read_job
-from rloo_cli.launch.joining import refuse_sharded
 from rloo_cli.launch.local import held, new_job, train_rank
 from rloo_cli.launch.record import lost_neighbours_told
 from rloo_cli.launch.target import Target
@@ -38,31 +39,59 @@ class Place:
 
     rank: int
     world_size: int
+    num_machines: int = 1
+
+    def tell_nothing(self) -> None:
+        """Tell the other ranks that there is nothing to do."""
+        _store(self).set(_key(), NOTHING)
+
+    def train(self, checked: CheckedRecipe, target: Target, *, trust_remote_code: bool, quiet: bool) -> None:
+        """Train as rank 0, and have the others do their part of it.
+
+        Raises:
+            RlooError: each kind with its exit code.
+        """
+        with held(target) as (attempt, notes), StopSignal() as stop:
+            where = f" on {self.num_machines} machines" if self.num_machines > 1 else ""
+            notes = (*notes, f"{self.world_size} processes{where} train together, started by a launcher of yours")
+            job = new_job(checked, target, attempt, notes, trust_remote_code=trust_remote_code, quiet=quiet)
+            store = _store(self)  # which is here, where no agent has it, as long as it is held
+            store.set(_key(), DECIDED + dump_job(job))
+            _prepare_environment()
+            train_rank(job, stop)
 
 
 def place_of(environ: Mapping[str, str]) -> Place | None:
     """Where a launcher put this process among others; None where it is alone.
 
     Raises:
-        RefusedError: the environment holds no numbers, or processes of other machines.
+        RefusedError: the environment holds no numbers, or machines with unequally many processes.
     """
     if "RANK" not in environ or "WORLD_SIZE" not in environ:
         return None
     try:
-        place = Place(int(environ["RANK"]), int(environ["WORLD_SIZE"]))
-        local = int(environ.get("LOCAL_WORLD_SIZE", place.world_size))
+        rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        local = int(environ.get("LOCAL_WORLD_SIZE", world_size))
     except ValueError:
         raise RefusedError(
             "RANK, WORLD_SIZE or LOCAL_WORLD_SIZE in the environment is no number: unset them, or let a launcher set them."
         ) from None
-    if place.world_size == 1:
+    if world_size == 1:
         return None
-    if local != place.world_size:
-        raise RefusedError(f"{place.world_size} processes on several machines: this version trains in the processes of one ({local} here).")
+    if not local or world_size % local:
+        raise RefusedError(f"{world_size} processes were started, {local} of them here: each machine needs equally many.")
     if environ.get("MASTER_PORT") == "0":
         raise RefusedError("the launcher names no port to meet at (MASTER_PORT is 0): give it one, or say `torchrun --standalone`.")
-    refuse_sharded(environ)
-    return place
+    return Place(rank, world_size, world_size // local)
+
+
+def _prepare_environment() -> None:
+    """Let no variable of the launcher's make accelerate wrap the model, and gloo take the way by which rank 0 is reached."""
+    for name in [name for name in os.environ if is_of_layout(name)]:
+        del os.environ[name]
+    if network := interface_to(os.environ.get("MASTER_ADDR", LOOPBACK), int(os.environ.get("MASTER_PORT", "29500"))):
+        for name, value in network_variables(network).items():
+            os.environ.setdefault(name, value)
 
 
 @contextlib.contextmanager
@@ -77,30 +106,14 @@ def failure_told(place: Place | None) -> Iterator[None]:
         raise
 
 
-def tell_nothing(place: Place) -> None:
-    """Tell the other ranks that there is nothing to do."""
-    _store(place).set(_key(), NOTHING)
-
-
-def refuse_other_number(place: Place, checked: CheckedRecipe) -> None:
-    """Raise RefusedError where the recipe or the command line names another number of processes than were started."""
+def refuse_other_number(place: Place, checked: CheckedRecipe, options: MachineOptions) -> None:
+    """Raise RefusedError where recipe or command line name another number of processes than were started, or machines at all."""
+    given = [name for name, value in options.named().items() if value is not None]
+    if given:
+        raise RefusedError(f"{', '.join(given)}: a launcher has started {place.world_size} processes already, and says where they are.")
     asked = checked.loaded.recipe.run.num_processes
     if asked not in ("auto", place.world_size):
         raise RefusedError(f"run.num_processes: {asked} processes are asked for, and the launcher has started {place.world_size}.")
-
-
-def train_and_tell(place: Place, checked: CheckedRecipe, target: Target, *, trust_remote_code: bool, quiet: bool) -> None:
-    """Train as rank 0, and have the others do their part of it.
-
-    Raises:
-        RlooError: each kind with its exit code.
-    """
-    with held(target) as (attempt, notes), StopSignal() as stop:
-        notes = (*notes, f"{place.world_size} processes train together, started by a launcher of yours")
-        job = new_job(checked, target, attempt, notes, trust_remote_code=trust_remote_code, quiet=quiet)
-        store = _store(place)  # which is here, where no agent has it, as long as it is held
-        store.set(_key(), DECIDED + dump_job(job))
-        train_rank(job, stop)
 
 
 def train_as_told(place: Place) -> None:
@@ -119,6 +132,7 @@ def train_as_told(place: Place) -> None:
         if word.startswith(FAILED):
             raise NeighbourError(f"rank 0 ended the run: {word.removeprefix(FAILED)}")
         if word != NOTHING:
+            _prepare_environment()
             train_rank(read_job(word.removeprefix(DECIDED), rank=place.rank), stop)
 
 

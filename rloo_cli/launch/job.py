@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 from rloo_cli.errors import RlooError
 from rloo_cli.plan.prepare import CheckedRecipe
+from rloo_cli.recipe.accelerate_config import Distribution
 from rloo_cli.recipe.batch import plan_batches
 from rloo_cli.recipe.load import LoadedRecipe
 from rloo_cli.recipe.schema import Recipe, TrainingSection
@@ -56,6 +57,8 @@ def dump_job(job: Job) -> str:
         "recipe": loaded.recipe.model_dump(mode="json"),
         "asked": sorted(loaded.recipe.training.model_fields_set),
         "num_processes": loaded.num_processes,
+        "num_machines": loaded.num_machines,
+        "distribution": asdict(loaded.distribution),
         "path": str(loaded.path),
         "source_text": loaded.source_text,
         "places": _places(loaded),
@@ -95,6 +98,8 @@ def _job(document: Mapping[str, Any], rank: int) -> Job:
         source_text=document["source_text"],
         notices=(),
         num_processes=count,
+        num_machines=document["num_machines"],
+        distribution=Distribution(**document["distribution"] | {"notes": ()}),
         batch=plan_batches(recipe, count),
         locate=lambda field: places.get(field, path),
     )

@@ -270,6 +270,8 @@ def _environment(prepared: Prepared, job: Job) -> Mapping[str, object]:
         "data_fingerprint": prepared.prompts.fingerprint,
         "total_steps": prepared.total_steps,
         "num_processes": job.world_size,
+        "num_machines": checked.loaded.num_machines,
+        "strategy": checked.loaded.distribution.strategy,
         "completions_per_step": checked.loaded.batch.completions_per_step,
     }
 

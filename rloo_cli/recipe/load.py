@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rloo_cli.errors import RecipeError
+from rloo_cli.recipe.accelerate_config import Distribution, agreed_distribution, refuse_other_precision
 from rloo_cli.recipe.batch import BatchPlan, plan_batches
 from rloo_cli.recipe.draft import Draft, recipe_error
 from rloo_cli.recipe.fields import shown
@@ -35,7 +36,10 @@ class LoadedRecipe:
     notices: tuple[str, ...]
     """Lines about what works and may not be expected; nothing was printed."""
     num_processes: int
-    """That train: as asked for, or what `run.num_processes: auto` is here."""
+    """That train, on all machines: as asked for, or what `run.num_processes: auto` is here."""
+    num_machines: int
+    distribution: Distribution
+    """How the model lies over the processes; whole in each where nothing is to be trained."""
     batch: BatchPlan
     locate: Callable[[str], str]
     """`rewards[0].function` → `recipes/my.yaml:9:5`; the nearest place above it for what was left out."""
@@ -46,14 +50,17 @@ def load_recipe(
     *,
     overrides: Sequence[str] = (),
     num_processes: int | None = None,
+    num_machines: int | None = None,
+    is_training: bool = False,
     environ: Mapping[str, str] | None = None,
     check_reward: Callable[[RewardEntry], None] | None = None,
 ) -> LoadedRecipe:
     """The recipe in the file, with every default filled in, local paths absolute, and its batch arithmetic on `num_processes`
-    (None = as the recipe says).
+    (None = as the recipe says) and `num_machines` (None = as a file of `accelerate config` says, else one).
 
-    `overrides` are texts of `--set`. `environ` (os.environ) is read for `${VAR}` in path-like fields alone. `check_reward` raises a
-    RecipeError for an entry whose function cannot be found, which is reported with all other faults. Imports no torch.
+    `overrides` are texts of `--set`. `environ` (os.environ) is read for `${VAR}` in path-like fields, and where it `is_training` for what
+    `accelerate launch` says; the recipe's `accelerate_config` is read then too. `check_reward` raises a RecipeError for an entry whose
+    function cannot be found, which is reported with all other faults. Imports no torch.
 
     Raises:
         RecipeError: a line `file:line:column: section.field: message` for every fault, and a last line that counts them.
@@ -75,11 +82,21 @@ def load_recipe(
     environ = os.environ if environ is None else environ
     draft = Draft(settings, origin, [Path(name).parent, Path()], environ, problems)
     recipe = draft.recipe()
+    distribution = _distribution(draft, recipe, environ) if is_training else Distribution()
+    if is_training and "accelerate_config" not in recipe.run.model_fields_set:  # a launcher may have said it
+        recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"accelerate_config": distribution.strategy})})
+    num_machines = num_machines or distribution.num_machines or 1
     if num_processes is None:
-        num_processes = process_count(recipe.run.num_processes, environ, use_vllm=recipe.generation.use_vllm)
+        num_processes = process_count(
+            recipe.run.num_processes,
+            environ,
+            use_vllm=recipe.generation.use_vllm,
+            filed=distribution.num_processes,
+            num_machines=num_machines,
+        )
     if check_reward is not None:
         draft.check_rewards(recipe, check_reward)
-    notices = [*settings.notices, *draft.check_other_keys(), *draft.check_rules(recipe, num_processes)]
+    notices = [*settings.notices, *distribution.notes, *draft.check_other_keys(), *draft.check_rules(recipe, num_processes)]
     if problems.count:
         raise recipe_error(problems)
     return LoadedRecipe(
@@ -88,9 +105,24 @@ def load_recipe(
         source_text=text,
         notices=tuple(notices),
         num_processes=num_processes,
+        num_machines=num_machines,
+        distribution=distribution,
         batch=plan_batches(recipe, num_processes),
         locate=lambda field_path: str(draft.locate(field_path)),
     )
+
+
+def _distribution(draft: Draft, recipe: Recipe, environ: Mapping[str, str]) -> Distribution:
+    """What the recipe's file or the launcher says; a fault is noted among the others."""
+    field = "run.accelerate_config"
+    try:
+        is_written = "accelerate_config" in recipe.run.model_fields_set
+        distribution = agreed_distribution(recipe.run.accelerate_config, environ, is_written=is_written)
+        refuse_other_precision(distribution, is_low=recipe.training.bf16)
+    except RecipeError as error:
+        draft.problems.add(draft.locate(field), field, error.message)
+        return Distribution()
+    return distribution
 
 
 def _root_of(tree: Node | None, origin: Place, problems: Problems) -> Fields:

@@ -10,7 +10,7 @@ from rloo_cli.errors import LostRankError, NeighbourError, RefusedError, RewardE
 from rloo_cli.launch.endings import Ending, error_of, last_line
 from rloo_cli.launch.given import Place, place_of
 from rloo_cli.launch.job import Job, dump_job, read_job
-from rloo_cli.launch.processes import environments
+from rloo_cli.launch.processes import Spread, environments
 from rloo_cli.launch.record import lost_neighbours_told
 from rloo_cli.plan.prepare import check_recipe
 from rloo_cli.recipe.processes import process_count, visible_gpus
@@ -81,15 +81,26 @@ def test_the_last_line_of_a_log_is_told(tmp_path):
 
 
 def test_each_rank_gets_its_place_and_its_share_of_the_cores():
-    first, second = environments(2, {"HOME": "/x"}, gpus=0)
+    first, second = environments(Spread.of_one_machine(2), {"HOME": "/x"}, gpus=0)
     assert (first["RANK"], first["LOCAL_RANK"], second["RANK"], second["LOCAL_RANK"]) == ("0", "0", "1", "1")
     assert first["WORLD_SIZE"] == second["LOCAL_WORLD_SIZE"] == "2"
     assert (first["MASTER_ADDR"], first["MASTER_PORT"]) == ("127.0.0.1", second["MASTER_PORT"])
     assert first["OMP_NUM_THREADS"] == str(max(1, usable_cores() // 2))
     assert (first["ACCELERATE_USE_CPU"], first["HOME"]) == ("true", "/x")
-    with_gpus, _ = environments(2, {"OMP_NUM_THREADS": "7"}, gpus=2)
+    with_gpus, _ = environments(Spread.of_one_machine(2), {"OMP_NUM_THREADS": "7"}, gpus=2)
     assert with_gpus["OMP_NUM_THREADS"] == "7"
     assert "ACCELERATE_USE_CPU" not in with_gpus
+
+
+def test_ranks_of_a_second_machine_count_on_and_meet_at_the_first():
+    spread = Spread(local=2, world=4, machine_rank=1, host="head", port=29500, has_store=True, interface="eth1")
+    asked = {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS": "4", "NCCL_SOCKET_IFNAME": "ib0"}
+    third, fourth = environments(spread, asked, gpus=2)
+    assert [(each["RANK"], each["LOCAL_RANK"], each["GROUP_RANK"]) for each in (third, fourth)] == [("2", "0", "1"), ("3", "1", "1")]
+    assert (third["WORLD_SIZE"], third["LOCAL_WORLD_SIZE"], third["MASTER_ADDR"], third["MASTER_PORT"]) == ("4", "2", "head", "29500")
+    assert third["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+    assert (third["GLOO_SOCKET_IFNAME"], third["NCCL_SOCKET_IFNAME"]) == ("eth1", "ib0")  # what a user has set stays
+    assert not {"ACCELERATE_USE_FSDP", "FSDP_VERSION", "ACCELERATE_GRADIENT_ACCUMULATION_STEPS"} & third.keys()
 
 
 @pytest.mark.parametrize(
@@ -106,6 +117,8 @@ def test_as_many_processes_as_asked_for_and_one_where_nothing_is_said_on_a_cpu()
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
     assert process_count(3, hidden, use_vllm=False) == 3
     assert process_count("auto", hidden, use_vllm=False) == 1
+    assert process_count("auto", hidden, use_vllm=False, num_machines=3) == 3
+    assert process_count("auto", hidden, use_vllm=False, filed=8, num_machines=2) == 8
 
 
 @pytest.mark.parametrize(
@@ -115,6 +128,7 @@ def test_as_many_processes_as_asked_for_and_one_where_nothing_is_said_on_a_cpu()
         ({"RANK": "0", "WORLD_SIZE": "1"}, None),
         ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2)),
         ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, Place(1, 2)),
+        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, Place(3, 4, num_machines=2)),
     ],
 )
 def test_a_launchers_environment_says_which_process_this_is(environ, place):
@@ -124,11 +138,9 @@ def test_a_launchers_environment_says_which_process_this_is(environ, place):
 @pytest.mark.parametrize(
     ("more", "says"),
     [
-        ({"LOCAL_WORLD_SIZE": "1"}, "several machines"),
+        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "each machine needs equally many"),
         ({"WORLD_SIZE": "two"}, "no number"),
         ({"MASTER_PORT": "0"}, "no port"),
-        ({"ACCELERATE_USE_DEEPSPEED": "true"}, "ACCELERATE_USE_DEEPSPEED is set"),
-        ({"ACCELERATE_USE_FSDP": "true"}, "ACCELERATE_USE_FSDP is set"),
     ],
 )
 def test_what_a_launcher_may_want_and_this_version_cannot_is_refused(more, says):

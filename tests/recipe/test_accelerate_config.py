@@ -1,0 +1,144 @@
+"""Files of `accelerate config` and the environment of `accelerate launch`: what is read of them, and what is refused."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from rloo_cli.errors import RecipeError
+from rloo_cli.recipe.accelerate_config import CONFIGS, STRATEGIES, Distribution, distribution_of_environment, read_distribution
+
+DDP = "distributed_type: MULTI_GPU\n"
+FSDP = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
+ZERO = "distributed_type: DEEPSPEED\ndeepspeed_config:\n"
+
+
+def read(folder, text, name="mine.yaml"):
+    (folder / name).write_text(text)
+    return read_distribution(name, folder)
+
+
+@pytest.mark.parametrize("name", STRATEGIES)
+def test_a_shipped_configuration_is_what_its_name_says_and_accelerate_reads_it(name):
+    from accelerate.commands.config.config_args import load_config_from_file
+
+    assert read_distribution(name, Path()) == Distribution(strategy=name)
+    theirs = load_config_from_file(str(CONFIGS / f"{name}.yaml"))
+    assert theirs.distributed_type.value == {"ddp": "MULTI_GPU", "fsdp2": "FSDP"}.get(name, "DEEPSPEED")
+    assert theirs.num_machines == 1
+
+
+def test_what_a_file_says_is_read_and_its_other_keys_are_told_in_one_note(tmp_path):
+    text = FSDP + (
+        "  fsdp_offload_params: true\n  fsdp_reshard_after_forward: false\n  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\nnum_processes: 16\n"
+        "num_machines: 2\nmachine_rank: 1\nmain_process_ip: head\nmain_process_port: 29501\nmixed_precision: bf16\ndebug: true\n"
+        "rdzv_backend: static\ntpu_env: []\n"
+    )
+    found = read(tmp_path, text)
+    assert (found.strategy, found.reshard_after_forward, found.cpu_offload, found.mixed_precision) == ("fsdp2", False, True, "bf16")
+    where = (found.num_processes, found.num_machines, found.machine_rank, found.main_process_ip, found.main_process_port)
+    assert where == (16, 2, 1, "head", 29501)
+    assert [note.partition(": ")[2] for note in found.notes] == ["without effect here: debug", "without effect here: fsdp_auto_wrap_policy"]
+
+
+def test_offloading_by_deepspeed_is_read_from_both_kinds_of_file(tmp_path):
+    found = read(tmp_path, ZERO + "  zero_stage: 3\n  offload_optimizer_device: cpu\n  offload_param_device: none\n")
+    assert (found.strategy, found.zero) == ("zero3", {"offload_optimizer": {"device": "cpu"}})
+    (tmp_path / "ds.json").write_text(
+        '{\t"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8, "overlap_comm": "auto"}, "bf16": {"enabled": "auto"},'
+        ' "train_batch_size": "auto", "gradient_clipping": 1.0}'
+    )
+    found = read(tmp_path, ZERO + "  deepspeed_config_file: ds.json\n")
+    assert (found.strategy, found.zero, found.mixed_precision) == ("zero2", {"reduce_bucket_size": 500_000_000}, None)
+    assert isinstance(found.zero["reduce_bucket_size"], int)
+    assert "gradient_clipping" in found.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 1\n", "mine.yaml:3:3: fsdp_config.fsdp_version: is 1: only the second"),
+        ("distributed_type: FSDP\nfsdp_config: {}\n", "fsdp_config.fsdp_version: is missing, which means 1"),
+        (
+            FSDP + "  fsdp_reshard_after_forward: FULL_SHARD\n",
+            "mine.yaml:4:3: fsdp_config.fsdp_reshard_after_forward: 'FULL_SHARD' is neither",
+        ),
+        (FSDP + "  fsdp_sharding: x\n", "mine.yaml:4:3: fsdp_config.fsdp_sharding: not known here"),
+        (ZERO + "  zero_stage: 1\n", "mine.yaml:3:3: deepspeed_config.zero_stage: stage 1 is not offered: stage 2 needs less memory"),
+        (ZERO + "  zero_stage: 3\n  offload_param_device: nvme\n", "deepspeed_config.offload_param_device: 'nvme' is not offered; `cpu`"),
+        (ZERO + "  zero_stage: 2\n  offload_param_device: cpu\n", "parameters are offloaded in stage 3 alone"),
+        (ZERO + "  zero_stage: 2\n  deepspeed_config_file: ds.json\n", "deepspeed_config.zero_stage: stands beside deepspeed_config_file"),
+        (ZERO + "  deepspeed_config_file: nowhere.json\n", "deepspeed_config.deepspeed_config_file: nowhere.json cannot be read"),
+        (DDP + "mixed_precision: fp16\n", "mine.yaml:2:1: mixed_precision: 'fp16' is not offered; `bf16` or `no`"),
+        (DDP + "num_processes: -1\n", "mine.yaml:2:1: num_processes: '-1' is no number from 1 on"),
+        (DDP + "colour: red\n", "mine.yaml:2:1: colour: not known here"),
+        ("distributed_type: TPU\n", "distributed_type: 'TPU' is not offered; MULTI_GPU, FSDP or DEEPSPEED"),
+        ("num_processes: 2\n", "distributed_type: missing"),
+        ("- 1\n", "expected a mapping"),
+        (DDP + "compute_environment: AMAZON_SAGEMAKER\n", "only LOCAL_MACHINE is offered"),
+    ],
+)
+def test_what_would_train_otherwise_than_it_says_is_refused_with_its_place(tmp_path, text, line):
+    with pytest.raises(RecipeError) as raised:
+        read(tmp_path, text)
+    assert line in raised.value.message
+    assert "\n" not in raised.value.message
+
+
+@pytest.mark.parametrize(
+    ("document", "line"),
+    [
+        ('{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}', "ds.json: fp16: not offered"),
+        ('{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam"}}', "ds.json: optimizer: the recipe says it"),
+        ('{"zero_optimization": {"stage": 0}}', "zero_optimization.stage: stage 0 is not offered"),
+        ("{}", "zero_optimization: missing"),
+        ("nonsense", "not JSON"),
+    ],
+)
+def test_a_file_of_deepspeeds_own_is_refused_likewise(tmp_path, document, line):
+    (tmp_path / "ds.json").write_text(document)
+    with pytest.raises(RecipeError, match=line):
+        read(tmp_path, ZERO + "  deepspeed_config_file: ds.json\n")
+
+
+def test_a_name_that_is_none_is_told_the_names():
+    with pytest.raises(RecipeError, match="`fsdp` is none of ddp, fsdp2, zero2, zero3, and no file"):
+        read_distribution("fsdp", Path())
+
+
+def test_the_environment_of_accelerate_launch_says_the_layout():
+    assert distribution_of_environment({}) is None
+    assert distribution_of_environment({"ACCELERATE_USE_FSDP": "false"}) is None
+    found = distribution_of_environment(
+        {"ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_RESHARD_AFTER_FORWARD": "false", "FSDP_OFFLOAD_PARAMS": "true"}
+    )
+    assert found == Distribution(strategy="fsdp2", reshard_after_forward=False, cpu_offload=True)
+    zero = {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "3"}
+    assert distribution_of_environment(zero) == Distribution(strategy="zero3")
+    for environ in (
+        {"ACCELERATE_USE_FSDP": "true"},
+        {"ACCELERATE_USE_MEGATRON_LM": "true"},
+        zero | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "1"},
+    ):
+        with pytest.raises(RecipeError):
+            distribution_of_environment(environ)
+
+
+@pytest.mark.parametrize("name", ["fsdp2", "zero2", "zero3"])
+def test_accelerates_own_launcher_makes_that_environment_of_our_files(name, tmp_path):
+    """`accelerate launch` on a machine without GPUs starts one process; what it puts into its environment is what is read."""
+    script = tmp_path / "show.py"
+    script.write_text(
+        "import os\nfrom rloo_cli.recipe.accelerate_config import distribution_of_environment\nprint(distribution_of_environment(os.environ))\n"
+    )
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / f"{name}.yaml"), "--num_processes", "1"]
+    done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.stdout.strip().splitlines()[-1:] == [str(Distribution(strategy=name))], done.stdout + done.stderr
+
+
+def test_configurations_are_short_plain_yaml():
+    for file in CONFIGS.glob("*.yaml"):
+        assert yaml.safe_load(file.read_text())["distributed_type"]
+    assert {file.stem for file in CONFIGS.glob("*.yaml")} == set(STRATEGIES)
