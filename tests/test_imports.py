@@ -28,7 +28,8 @@ MAY_IMPORT = {
     "plan": MIDDLE | BASE | {"training", "serving"},
     "launch": MIDDLE | BASE | {"training", "plan", "serving"},
     "serving": BASE | {"run", "rollout"},
-    "cli": MIDDLE | BASE | {"training", "plan", "launch", "inspect", "report", "serving"},
+    "doctor": MIDDLE | BASE | {"training", "plan", "launch", "serving"},
+    "cli": MIDDLE | BASE | {"training", "plan", "launch", "inspect", "report", "serving", "doctor"},
     "__main__": {"cli"},
     "__init__": set(),
 }

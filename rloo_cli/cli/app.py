@@ -12,13 +12,14 @@ from typer.exceptions import TyperException
 
 from rloo_cli import __version__
 from rloo_cli.cli.arguments import expand_resume, expand_serve
+from rloo_cli.cli.doctor import doctor
 from rloo_cli.cli.evaluate import evaluate
 from rloo_cli.cli.failures import report_bug, report_error
 from rloo_cli.cli.generate import generate
 from rloo_cli.cli.launch_config import app as launch_config
 from rloo_cli.cli.plan import plan
-from rloo_cli.cli.report import report
 from rloo_cli.cli.recipes import app as recipes
+from rloo_cli.cli.report import report
 from rloo_cli.cli.rewards import app as rewards
 from rloo_cli.cli.rollouts import app as rollouts
 from rloo_cli.cli.runs import app as runs
@@ -54,6 +55,7 @@ app.command(epilog=EPILOG)(report)
 app.add_typer(recipes, name="recipes", epilog=EPILOG)
 app.command(epilog=EPILOG)(show)
 app.command()(schema)
+app.command(epilog=EPILOG)(doctor)
 app.add_typer(runs, name="runs", epilog=EPILOG)
 app.add_typer(rollouts, name="rollouts", epilog=EPILOG)
 app.add_typer(rewards, name="rewards", epilog=EPILOG)
@@ -82,8 +84,13 @@ def main(
     rloo train recipes/quickstart.yaml      do it
     rloo train recipes/quickstart.yaml --resume --output-dir runs/mine
     rloo eval  runs/mine                    score what was trained
+    rloo generate runs/mine "What is 1+2?"  talk to it
+    rloo runs ls                            every run: state, rewards, when
     rloo report runs/mine                   a page about it: curves, health, rollouts
+    rloo recipes ls                         the recipes that come with rloo
+    rloo show mine.yaml --sources           what a recipe comes to, and why
     rloo schema --show generation           the fields of a recipe's section
+    rloo doctor                             what on this machine is in the way
     rloo rewards check recipes/quickstart.yaml   what its reward pays for
     rloo rollouts show runs/mine            completions, rewards, advantages
     rloo vllm-serve --model M               a vLLM server that trainers generate with

@@ -7,11 +7,19 @@ from typing import Annotated
 
 import typer
 
+from rloo_cli.cli.completion import complete_recipe
+
 RESUME_LATEST = "latest"
 RESUME_AUTO = "auto"
 
 RecipeArgument = Annotated[
-    str, typer.Argument(metavar="RECIPE", show_default=False, help="A YAML file, or the name of a shipped recipe such as `quickstart`.")
+    str,
+    typer.Argument(
+        metavar="RECIPE",
+        show_default=False,
+        autocompletion=complete_recipe,
+        help="A YAML file, or the name of a shipped recipe such as `quickstart`.",
+    ),
 ]
 SetOption = Annotated[
     list[str] | None,

@@ -42,8 +42,13 @@ def _is_run(path: Path) -> bool:
 
 
 def _paths(incomplete: str, is_wanted: Callable[[Path], bool]) -> list[str]:
-    """Paths that begin so and are wanted, and the folders on the way to them, which end with a slash."""
-    return [path if wanted else f"{path}/" for path, wanted in _beginning(incomplete, is_wanted)][:MOST]
+    """Paths that begin so and are wanted, and the folders on the way to them, which end with a slash.
+
+    A lone folder comes with what is in it: shells put a space behind what is the only choice.
+    """
+    found = [path if wanted else f"{path}/" for path, wanted in _beginning(incomplete, is_wanted)][:MOST]
+    alone = len(found) == 1 and found[0].endswith("/") and found[0] != incomplete
+    return [*found, *_paths(found[0], is_wanted)] if alone else found
 
 
 def _beginning(incomplete: str, is_wanted: Callable[[Path], bool]) -> Iterator[tuple[str, bool]]:

@@ -8,12 +8,18 @@ from typing import Annotated
 import typer
 
 from rloo_cli.cli.arguments import CodeDirOption, QuietOption, SetOption, TrustOption
+from rloo_cli.cli.completion import complete_recipe_or_run
 
 
 def evaluate(
     subject: Annotated[
         str,
-        typer.Argument(metavar="RECIPE|RUN", show_default=False, help="A recipe (its model as it is), or a run folder (what was trained)."),
+        typer.Argument(
+            metavar="RECIPE|RUN",
+            show_default=False,
+            autocompletion=complete_recipe_or_run,
+            help="A recipe (its model as it is), or a run folder (what was trained).",
+        ),
     ],
     checkpoint: Annotated[
         str | None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from rloo_cli.cli.completion import complete_run
 from rloo_cli.errors import RefusedError, RewardError, RlooError, StorageError
 
 if TYPE_CHECKING:
@@ -31,7 +32,10 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 
-RunArgument = Annotated[str, typer.Argument(metavar="RUN", show_default=False, help="A run folder, or one rollout file (.parquet).")]
+RunArgument = Annotated[
+    str,
+    typer.Argument(metavar="RUN", show_default=False, autocompletion=complete_run, help="A run folder, or one rollout file (.parquet)."),
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 FullOption = Annotated[bool, typer.Option("--full", help="Show long texts whole.")]
 StepsOption = Annotated[

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-import time
 
 import psutil
 import torch
@@ -12,12 +11,13 @@ from transformers import PreTrainedConfig
 
 from rloo_cli.errors import RlooError
 from rloo_cli.recipe.schema import Recipe, TrainingSection
+from rloo_cli.training.bf16_speed import BF16_PAYS
+from rloo_cli.training.bf16_speed import product_seconds as _product_seconds
 from rloo_cli.training.microbatches import GroupRows, Layout, build_scoring_batch
 from rloo_cli.training.policy import Policy
 
 logger = logging.getLogger(__name__)
 
-BF16_PAYS = 1.5  # how many times as fast as float32 a bf16 product must run before autocast is worth its casts
 AGREEMENT = 1e-3  # nats; float32 layouts that compute the same thing differ by 1e-5
 AGREEMENT_BF16 = 0.1  # nats, mean; weights held in bf16 round differently in each layout
 CPU_TOKENS, GPU_TOKENS = 4096, 16384  # beyond these a larger micro-batch gains nothing
@@ -36,21 +36,6 @@ def decide_bf16(training: TrainingSection, device: torch.device) -> bool:
         return torch.cuda.is_bf16_supported(including_emulation=False)
     full, half = _product_seconds()
     return full > BF16_PAYS * half
-
-
-def _product_seconds(size: int = 512, repeats: int = 9) -> tuple[float, float]:
-    """The best times of a square matrix product on the CPU, float32 and bfloat16, on one thread and in turn: others may use the machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    factors = [torch.ones(size, size, dtype=dtype) for dtype in (torch.float32, torch.bfloat16)]
-    times: list[list[float]] = [[], []]
-    for _ in range(repeats):
-        for factor, measured in zip(factors, times, strict=True):
-            started = time.perf_counter()
-            torch.mm(factor, factor)
-            measured.append(time.perf_counter() - started)
-    torch.set_num_threads(threads)
-    return min(times[0]), min(times[1])
 
 
 def decide_threads(training: TrainingSection) -> int:

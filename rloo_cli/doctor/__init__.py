@@ -1,0 +1,1 @@
+"""What about this machine and installation would keep a run from working well, found before one starts."""
