@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from rloo_cli.rollout.vllm_server import VllmServerEngine
 
 
-LENDING = ("fsdp2", "zero3")
-"""Strategies that gather a weight on every rank, and free it when the next is asked for."""
+LENDING = ("fsdp2", "zero2", "zero3")
+"""Strategies that may gather a weight on every rank, and free it when the next is asked for."""
 
 
 class EngineMaker:
