@@ -14,6 +14,7 @@ from rloo_cli import __version__
 from rloo_cli.cli.arguments import expand_resume, expand_serve
 from rloo_cli.cli.doctor import doctor
 from rloo_cli.cli.evaluate import evaluate
+from rloo_cli.cli.export import export
 from rloo_cli.cli.failures import report_bug, report_error
 from rloo_cli.cli.generate import generate
 from rloo_cli.cli.launch_config import app as launch_config
@@ -50,6 +51,7 @@ app = typer.Typer(
 app.command(epilog=EPILOG)(train)
 app.command(epilog=EPILOG)(plan)
 app.command(name="eval", epilog=EPILOG)(evaluate)
+app.command(epilog=EPILOG)(export)
 app.command(epilog=EPILOG)(generate)
 app.command(epilog=EPILOG)(report)
 app.add_typer(recipes, name="recipes", epilog=EPILOG)
@@ -84,6 +86,7 @@ def main(
     rloo train recipes/quickstart.yaml      do it
     rloo train recipes/quickstart.yaml --resume --output-dir runs/mine
     rloo eval  runs/mine                    score what was trained
+    rloo export runs/mine my-model          its best checkpoint as a transformers folder
     rloo generate runs/mine "What is 1+2?"  talk to it
     rloo runs ls                            every run: state, rewards, when
     rloo report runs/mine                   a page about it: curves, health, rollouts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import weakref
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
@@ -46,18 +47,21 @@ def save_description(folder: Path, model: PreTrainedModel, tokenizer: PreTrained
     tokenizer.save_pretrained(folder)
 
 
-def as_published(model: PreTrainedModel, tensors: Iterable[Named]) -> Iterator[Named]:
+def as_published(model: PreTrainedModel | None, tensors: Iterable[Named]) -> Iterator[Named]:
     """A model's tensors under the names, and cut up as, its kind is published with; tied ones once, under their first name.
 
     transformers keeps some models otherwise than their files are, such as the experts of a layer in one tensor. A kind for which it would
-    have to join several of its tensors stays as it has it, which it reads as well.
+    have to join several of its tensors stays as it has it, which it reads as well; so does one that is not known (None).
     """
-    is_by_tensor = all(len(each.target_patterns) == 1 for each in _conversions(model) if isinstance(each, WeightConverter))
-    last: torch.Tensor | None = None
+    is_cut_up = model is not None and all(
+        len(each.target_patterns) == 1 for each in _conversions(model) if isinstance(each, WeightConverter)
+    )
+    last: weakref.ref[torch.Tensor] | None = None  # a large tensor goes before the next comes
     for name, tensor in tensors:
-        if tensor is not last:
-            yield from sorted(revert_weight_conversion(model, {name: tensor}).items()) if is_by_tensor else [(name, tensor)]
-        last = tensor
+        if last is None or last() is not tensor:
+            last = weakref.ref(tensor)
+            yield from sorted(revert_weight_conversion(model, {name: tensor}).items()) if is_cut_up else [(name, tensor)]
+        del tensor
 
 
 def _conversions(model: PreTrainedModel) -> list[WeightTransform]:
@@ -132,6 +136,7 @@ def _set_aside(tensors: Iterable[Named], wanted: Container[str], kept: dict[str,
             kept[name] = tensor.detach().to("cpu", copy=True)
         else:
             yield name, tensor
+        del tensor
 
 
 def _content(head: bytes, planned: dict[str, torch.Tensor], coming: Iterator[Named]) -> Iterator[Bytes]:
@@ -141,3 +146,4 @@ def _content(head: bytes, planned: dict[str, torch.Tensor], coming: Iterator[Nam
         if (found, tensor.shape, tensor.dtype) != (name, meta.shape, meta.dtype):
             raise RuntimeError(f"{found} came where {name} was planned")
         yield tensor_bytes(tensor)
+        del tensor

@@ -1,0 +1,182 @@
+"""A checkpoint made into a plain transformers folder, whatever strategy and number of processes wrote it; a CPU and little memory do."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rloo_cli import __version__
+from rloo_cli.errors import RefusedError, StorageError
+from rloo_cli.run import atomic
+from rloo_cli.run.checkpoint import DESCRIPTION, Checkpoint, find_checkpoint, list_steps, step_name
+from rloo_cli.run.folder import RunFolder, open_existing
+from rloo_cli.run.manifest import MANIFEST_NAME, DamagedError, Manifest
+from rloo_cli.run.shards import SavedTensors
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedModel
+
+CONFIG = "config.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """What was written."""
+
+    files: int
+    """Of weights."""
+    size: int
+    """Of the weights, in bytes."""
+    dtype: str
+    """Of nearly all of them."""
+
+
+def choose_checkpoint(name: str, step: int | None) -> tuple[Checkpoint, str]:
+    """(a verified checkpoint, what to call it) that `rloo export NAME` means: a checkpoint, or a run's best, else its last.
+
+    Raises:
+        RefusedError: there is no such thing.
+        StorageError: it is damaged.
+    """
+    path = Path(name)
+    if (path / "recipe.yaml").is_file():
+        return _of_run(open_existing(path), step)
+    if not (path / MANIFEST_NAME).is_file():
+        raise RefusedError(f"{name} is neither a run folder (it has no recipe.yaml) nor a checkpoint (it has no {MANIFEST_NAME}).")
+    if step is not None:
+        raise RefusedError(f"--step chooses among the checkpoints of a run, and {name} is no run folder.")
+    if _kind(path) == "final":
+        raise RefusedError(f"{name} is a final model, which is a plain transformers folder already: copy it.")
+    return _found(path.parent, path), f"checkpoint {name}"
+
+
+def _of_run(folder: RunFolder, step: int | None) -> tuple[Checkpoint, str]:
+    if step is not None:
+        return _found(folder.checkpoints, step), f"step {step} of {folder.path}"
+    if (best := _best(folder.checkpoints)) is not None:
+        words = f"step {best['step']} of {folder.path}, its best by {best['metric']} ({best['value']:.4g})"
+        return _found(folder.checkpoints, best["step"]), words
+    found = find_checkpoint(folder.checkpoints)
+    if found is None:
+        final = f"; its final model is a plain transformers folder already: {folder.final}" if folder.final.is_dir() else ""
+        raise RefusedError(f"{folder.path} holds no checkpoint{final}.")
+    return found, f"step {found.step} of {folder.path}, its last"
+
+
+def _found(folder: Path, which: int | Path) -> Checkpoint:
+    found = find_checkpoint(folder, which)
+    assert found is not None  # one that is asked for is there, or an error
+    return found
+
+
+def _kind(path: Path) -> Any:
+    try:
+        return Manifest.read(path).info.get("kind")
+    except DamagedError as damage:
+        raise StorageError(f"{damage.path}: {damage.reason}.") from damage
+
+
+def _best(folder: Path) -> dict[str, Any] | None:
+    """What the newest checkpoint that says so knows of the run's best: `step`, `metric`, `value`."""
+    for step in reversed(list_steps(folder)):
+        path = folder / step_name(step)
+        try:
+            Manifest.read(path).verify(path, ["position.json"])
+        except (DamagedError, KeyError):
+            continue
+        best: dict[str, Any] | None = json.loads((path / "position.json").read_bytes()).get("best")
+        return best
+    return None
+
+
+def export(checkpoint: Checkpoint, target: Path, *, dtype: str | None = None) -> Exported:
+    """Write a checkpoint's model to `target`, complete or not at all, a tensor at a time.
+
+    Args:
+        checkpoint: verified.
+        target: a folder that is not there, or empty.
+        dtype: to which floating-point tensors are rounded; None: as they were trained.
+
+    Raises:
+        RefusedError: something is at `target`.
+        StorageError: it could not be read or written.
+    """
+    from rloo_cli.training.model_files import as_published, plan_weights, write_weights
+
+    refuse_occupied(target)
+    model, saved = _skeleton(checkpoint), checkpoint.saved_tensors("model")
+    plan = plan_weights(as_published(model, _shapes(saved, dtype)))
+    atomic.make_folder(target.parent)
+    atomic.ensure_free(target.parent, plan.size, f"model {target}")
+    info = {"kind": "export", "step": checkpoint.step, "checkpoint": str(checkpoint.path), "rloo": __version__}
+    with atomic.AtomicFolder(target, info=info, replace=True) as files:
+        write_weights(files, plan, as_published(model, _tensors(saved, dtype)))
+        names = str(plan.dtype).removeprefix("torch.")
+        for name, content in _description(checkpoint, dtype=names):
+            atomic.make_folder((files.path / name).parent)
+            files.write(name, content)
+    return Exported(files=len(plan.files) + bool(plan.others), size=plan.size, dtype=names)
+
+
+def refuse_occupied(target: Path) -> None:
+    """Raise RefusedError where a folder is to go and something is."""
+    if target.is_dir() and not any(target.iterdir()):
+        return
+    if target.exists() or target.is_symlink():
+        raise RefusedError(f"{target} exists already{' and is not empty' if target.is_dir() else ''}: name a new folder.")
+
+
+def _skeleton(checkpoint: Checkpoint) -> PreTrainedModel | None:
+    """The model without its weights, which knows how its kind is published; None for one with code of its own, which none is run of."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    from rloo_cli.data.model_folder import model_errors, reason_of
+
+    folder = checkpoint.path / DESCRIPTION
+    if json.loads((folder / CONFIG).read_bytes()).get("auto_map"):
+        return None
+    try:
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+    except model_errors() as error:
+        raise StorageError(f"cannot make sense of {folder / CONFIG}: {reason_of(error)}") from error
+    return model
+
+
+def _shapes(saved: SavedTensors, dtype: str | None) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors as they will be, without data."""
+    import torch
+
+    for name in saved.names:
+        yield name, _rounded(torch.empty(saved.shape(name), dtype=saved.dtype(name), device="meta"), dtype)
+
+
+def _tensors(saved: SavedTensors, dtype: str | None) -> Iterator[tuple[str, torch.Tensor]]:
+    for name in saved.names:
+        yield name, _rounded(saved.whole(name), dtype)
+
+
+def _rounded(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
+    import torch
+
+    return tensor.to(getattr(torch, dtype)) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def _description(checkpoint: Checkpoint, *, dtype: str) -> Iterator[tuple[str, bytes]]:
+    """What goes beside the weights, by name."""
+    for name in checkpoint.names:
+        if not name.startswith(f"{DESCRIPTION}/"):
+            continue
+        try:
+            content = (checkpoint.path / name).read_bytes()
+        except OSError as error:
+            raise StorageError(f"cannot read {checkpoint.path / name}: {error.strerror}.") from error
+        own = name.removeprefix(f"{DESCRIPTION}/")
+        if own == CONFIG:
+            content = (json.dumps({**json.loads(content), "dtype": dtype}, indent=2, sort_keys=True) + "\n").encode()
+        yield own, content
