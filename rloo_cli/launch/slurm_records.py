@@ -11,8 +11,8 @@ from pathlib import Path
 from rloo_cli.errors import EngineError, LostRankError, NeighbourError, StoppedError
 from rloo_cli.run import atomic
 
-FATES = (0, NeighbourError.exit_code, StoppedError.exit_code)
-"""Exit codes that tell nothing of a task's own failure."""
+FATES = (0, NeighbourError.exit_code, StoppedError.exit_code, LostRankError.exit_code)
+"""Exit codes that tell of no failure of the run's own making."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,13 +53,14 @@ class Verdict:
     """Whether another attempt would go on where this one ended."""
 
 
-def judge(records: Sequence[TaskRecord], *, tasks: int, server_code: int | None, is_unwanted: bool) -> Verdict:
+def judge(records: Sequence[TaskRecord], *, tasks: int, server_code: int | None, has_bug: bool, is_unwanted: bool) -> Verdict:
     """The verdict on an attempt whose training has ended.
 
     Args:
         records: of the training's tasks, in the order in which they ended.
         tasks: how many there were.
         server_code: of the server's step where that ended by itself after it had been ready.
+        has_bug: whether a process of the run ended with an error that is none of ours; its exit code is that of a lost one, too.
         is_unwanted: whether whoever stopped the job wants it to stay stopped.
     """
     codes = [record.exit_code for record in records]
@@ -71,13 +72,13 @@ def judge(records: Sequence[TaskRecord], *, tasks: int, server_code: int | None,
         return Verdict(exit_code=EngineError.exit_code, reason=reason, goes_on=not is_unwanted)
     if own is not None:
         return Verdict(exit_code=own.exit_code, reason=f"rloo ended with {own.exit_code} on {own.host}")
+    if has_bug:
+        return Verdict(exit_code=LostRankError.exit_code, reason="a fault in rloo")
     if StoppedError.exit_code in codes:
         return Verdict(exit_code=StoppedError.exit_code, reason="the training was stopped", goes_on=not is_unwanted)
-    if len(records) < tasks:
-        there = ", ".join(str(record.node) for record in records) or "none"
-        reason = f"not every task ended by itself (of {tasks}, these did: {there}): killed, or its node is gone"
-        return Verdict(exit_code=LostRankError.exit_code, reason=reason, goes_on=not is_unwanted)
-    return Verdict(exit_code=LostRankError.exit_code, reason="the machines of the run lost each other")
+    silent = sorted(set(range(tasks)) - {record.node for record in records})
+    said = f"nothing was heard of the end on node {silent[0]} of {tasks}" if silent else "a process or a machine was lost"
+    return Verdict(exit_code=LostRankError.exit_code, reason=said, goes_on=not is_unwanted)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,8 +17,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-PACKAGES = ("slurm-wlm", "slurmctld", "slurmd", "slurm-client", "munge", "iproute2")
-PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "unshare", "nsenter", "ip")
+PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "munged", "setpriv", "unshare", "nsenter", "ip")
 NAMESPACES = ("--net", "--uts", "--mount", "--propagation", "private", "--pid", "--fork", "--kill-child=KILL", "--mount-proc")
 START_SECONDS = 60.0
 COMMAND_SECONDS = 60.0
@@ -95,7 +94,7 @@ def why_not() -> str | None:
 
 
 class Cluster:
-    """A running cluster of `nodes` nodes in `folder`; nothing of it is left when the block ends.
+    """A running cluster of `nodes` nodes in `folder`; nothing of it is left when the block ends, or when this process dies.
 
     Each node has eight GPUs that are none (a number in CUDA_VISIBLE_DEVICES for jobs that ask), which is enough to see what SLURM grants.
     """
@@ -216,7 +215,7 @@ class Cluster:
         up.unlink(missing_ok=True)
         with (self.folder / "log" / f"{host}.log").open("ab") as log:
             unshare = subprocess.Popen(
-                ["unshare", *NAMESPACES, "sh", "-euc", INIT, str(self.folder), host],
+                ["setpriv", "--pdeathsig", "KILL", "unshare", *NAMESPACES, "sh", "-euc", INIT, str(self.folder), host],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -221,16 +221,27 @@ def test_a_server_that_dies_later_stops_the_training_and_the_job_goes_on(attempt
         ((75, 0), (75, True)),
         ((9, 3), (3, False)),
         ((7, 2), (7, False)),
-        ((9, 9), (1, False)),
+        ((9, 9), (1, True)),
+        ((1, 1), (1, True)),
+        ((1,), (1, True)),
         ((0,), (1, True)),
         ((), (1, True)),
     ],
 )
 def test_verdicts(codes, expected):
     records = [TaskRecord(node=i, host=f"n{i}", exit_code=code, time=float(i)) for i, code in enumerate(codes)]
-    verdict = judge(records, tasks=2, server_code=None, is_unwanted=False)
+    verdict = judge(records, tasks=2, server_code=None, has_bug=False, is_unwanted=False)
     assert (verdict.exit_code, verdict.goes_on) == expected
-    assert not judge(records, tasks=2, server_code=None, is_unwanted=True).goes_on
+    assert not judge(records, tasks=2, server_code=None, has_bug=False, is_unwanted=True).goes_on
+
+
+def test_a_bug_is_no_lost_process(attempt, job):
+    code = "os.makedirs(sys.argv[1] + '/../../../run/logs/attempt-1'); "
+    code += "json.dump({'rank': 1, 'exit_code': 1, 'reason': 'KeyError'}, open(sys.argv[1] + '/../../../run/logs/attempt-1/rank-1.json', 'w')); "
+    assert run(attempt(code + "leave(0, 1)"), job)[0] == 1
+    assert job.requeues == []
+    assert run(attempt("leave(0, 1)"), job)[0] == 1  # the report is of the attempt before
+    assert job.requeues == ["7"]
 
 
 def test_records_come_back_in_the_order_of_their_ends(tmp_path):
