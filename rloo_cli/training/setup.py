@@ -74,7 +74,8 @@ def make_policy(inputs: TrainingInputs, model: PreTrainedModel) -> Policy:
 
 def decide(inputs: TrainingInputs, policy: Policy, device: Device) -> Recipe:
     """The recipe with every `auto` decided by the main rank, and the policy set up accordingly; the policy lies on its device."""
-    decided = device.ranks.broadcast(_decide(inputs, policy, device) if device.ranks.is_main else {})
+    is_asked = device.ranks.is_main or device.strategy.is_lockstep  # whose forward pass, which tries a layout, takes every rank
+    decided = device.ranks.broadcast(_decide(inputs, policy, device) if is_asked else {})
     torch.set_num_threads(decided["threads"])
     policy.layout, policy.head_chunk = decided["layout"], decided["head_chunk"]
     return auto.with_decisions(inputs.recipe, **decided)
