@@ -10,24 +10,45 @@ from rloo_cli.plan.work import Workload
 DDP_BUCKET = 64 << 20
 """Bytes of gradient that are summed at once (training/strategy_replicated.py); a larger parameter is a bucket of its own."""
 
+SUB_GROUP = 10**9
+"""Elements that DeepSpeed's stage 3 updates at once."""
+
 
 def gathered(shape: ModelShape, work: Workload, spread: Spread) -> int:
-    """Bytes that are held beside the activations.
+    """Bytes that are held beside the activations, in the dtype of the products where nothing else is said."""
+    match spread.strategy:
+        case "ddp":
+            return 0
+        case "fsdp2":
+            return _fsdp_layers(shape, work, spread)
+        case "zero2":
+            return _zero_buckets(shape, work, spread)
+        case "zero3":
+            return min(shape.parameters, spread.live_parameters) * work.compute_bytes + _zero_buckets(shape, work, spread)
 
-    FSDP2 gathers in the dtype of the products: what stands outside the layers for the whole pass, that of the reference for good; the layer in
-    hand and the next, and, going backward, the layer's gradient in that dtype and as the float32 numbers that are summed.
-    """
-    if spread.strategy == "ddp":
-        return 0
+
+def _fsdp_layers(shape: ModelShape, work: Workload, spread: Spread) -> int:
+    """What stands outside the layers for a whole pass, that of the reference for good; the layer in hand and the next; going backward the
+    layer's gradient, and its float32 copy that is summed."""
     number = work.compute_bytes
     whole = shape.root_parameters * (2 if work.has_reference else 1)
-    layers = shape.parameters - shape.root_parameters if not spread.reshard_after_forward else 2 * shape.layer_parameters
+    layers = 2 * shape.layer_parameters if spread.reshard_after_forward else shape.parameters - shape.root_parameters
     return (whole + layers + shape.layer_parameters) * number + shape.layer_parameters * FLOAT32
 
 
+def _zero_buckets(shape: ModelShape, work: Workload, spread: Spread) -> int:
+    """Two float32 buckets, one being filled while the other is summed, and the largest parameter's gradient on its way there."""
+    return 2 * min(spread.bucket, shape.parameters) * FLOAT32 + shape.largest_tensor * (work.compute_bytes + FLOAT32)
+
+
 def summed(shape: ModelShape, work: Workload, spread: Spread) -> int:
-    """Bytes that are held when the activations are gone and the last gradients are summed; 0 for one process with all of it."""
-    if spread.strategy == "ddp":
-        largest = max(DDP_BUCKET, shape.largest_tensor * work.weight_bytes)
-        return min(shape.parameters * work.weight_bytes, largest) if spread.processes > 1 else 0
-    return shape.root_parameters * (2 * work.compute_bytes + FLOAT32)
+    """Bytes that are held when the activations are gone: the last gradients to be summed, or what the optimizer reads them from."""
+    match spread.strategy:
+        case "ddp":
+            largest = max(DDP_BUCKET, shape.largest_tensor * work.weight_bytes)
+            return min(shape.parameters * work.weight_bytes, largest) if spread.processes > 1 else 0
+        case "fsdp2":
+            return shape.root_parameters * (2 * work.compute_bytes + FLOAT32)
+        case "zero2" | "zero3":
+            own = -(-shape.parameters // spread.state_parts)
+            return (own if spread.strategy == "zero2" else min(own, SUB_GROUP)) * FLOAT32

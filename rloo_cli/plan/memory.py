@@ -13,7 +13,10 @@ the tensors that the strategies have, and its peak within 30 % of measured ones.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from rloo_cli.plan.gathered import gathered, summed
+from rloo_cli.plan.numbers import FLOAT32
 from rloo_cli.plan.passes import activations, kv_cache, logits
 from rloo_cli.plan.shape import ModelShape
 from rloo_cli.plan.spread import Spread
@@ -40,6 +43,8 @@ def estimate_memory(shape: ModelShape, work: Workload, spread: Spread | None = N
     standing = sum(terms[name] for name in STANDING)
     passes = terms["activations"] + terms["logits"] + terms["gathered"]
     rollout, update = terms["kv cache"], terms["gradients"] + max(passes, terms["summed"])
+    if spread.strategy == "zero3":  # its buffer for gradients is there all the time
+        rollout += terms["gradients"]
     if work.vllm_sleeps:
         standing, rollout = standing - terms["vllm"], rollout + terms["vllm"]
     live = standing + max(rollout, update)
@@ -49,17 +54,27 @@ def estimate_memory(shape: ModelShape, work: Workload, spread: Spread | None = N
 
 def _states(shape: ModelShape, work: Workload, spread: Spread) -> dict[str, int]:
     """What stands, and the gradients."""
-    n = shape.parameters
-    weights, state = int(not spread.offloads_weights), int(not spread.offloads_state)
+    n, state = shape.parameters, state_bytes(work, spread)
+    weights_here, state_here = int(not spread.offloads_weights), int(not spread.offloads_state)
     return {
-        "weights": weights * _part(n * work.weight_bytes, spread.weight_parts),
-        "master": 0,
-        "optimizer": state * _part(n * work.weight_bytes * OPTIMIZER_STATES[work.optim], spread.state_parts),
+        "weights": weights_here * _part(n * held_bytes(work, spread), spread.weight_parts),
+        "master": state_here * _part(n * FLOAT32, spread.state_parts) if spread.is_zero else 0,
+        "optimizer": state_here * _part(n * state * OPTIMIZER_STATES[work.optim], spread.state_parts),
         "decode copy": sampling_copy(shape, work, spread),
         "vllm": _vllm(shape, work) if work.sampler == "vllm" else 0,
-        "reference": weights * _part(_reference(shape, work, spread), spread.weight_parts),
-        "gradients": state * _part(n * work.weight_bytes, spread.state_parts),
+        "reference": weights_here * _part(_reference(shape, work, spread), spread.weight_parts),
+        "gradients": state_here * _part(n * state, spread.state_parts),
     }
+
+
+def held_bytes(work: Workload, spread: Spread) -> int:
+    """Bytes of a weight as a pass uses it: ZeRO holds them in the low precision itself."""
+    return work.compute_bytes if spread.is_zero else work.weight_bytes
+
+
+def state_bytes(work: Workload, spread: Spread) -> int:
+    """Bytes of a number of gradient and optimizer state: ZeRO's are float32, others are as the weights."""
+    return FLOAT32 if spread.is_zero else work.weight_bytes
 
 
 def _passes(shape: ModelShape, work: Workload, spread: Spread) -> dict[str, int]:
@@ -77,18 +92,18 @@ def _part(size: int, parts: int) -> int:
 
 
 def sampling_copy(shape: ModelShape, work: Workload, spread: Spread) -> int:
-    """The whole model that samples, where it is not the trained one itself: cut weights cannot sample, float32 ones are slow at it."""
+    """The whole model that samples, where it is not the trained one itself: parts cannot sample, and float32 is slow at it."""
     if work.sampler != "transformers":
         return 0
-    has_copy = spread.is_sharded or work.sampling_bytes < work.weight_bytes
+    has_copy = spread.is_sharded or work.sampling_bytes < held_bytes(work, spread)
     return shape.parameters * work.sampling_bytes if has_copy else 0
 
 
 def _reference(shape: ModelShape, work: Workload, spread: Spread) -> int:
-    """Under bf16 a whole reference keeps its embeddings as they are, one in parts does not."""
+    """Under bf16, where only products are in it (autocast), the embeddings stay as they are."""
     if not work.has_reference:
         return 0
-    kept = 0 if spread.is_sharded else shape.embedding_parameters
+    kept = shape.embedding_parameters if spread.strategy == "ddp" else 0
     return (shape.parameters - kept) * work.sampling_bytes + kept * work.weight_bytes
 
 
@@ -108,10 +123,9 @@ def loading_bytes(shape: ModelShape, work: Workload, spread: Spread) -> int:
 
 def offloaded_bytes(shape: ModelShape, work: Workload, spread: Spread) -> int:
     """Bytes of a machine's own memory that hold its processes' parts where they are offloaded."""
-    weights = shape.parameters * work.weight_bytes + _reference(shape, work, spread)
-    state = shape.parameters * work.weight_bytes * (1 + OPTIMIZER_STATES[work.optim])
-    parts = weights * spread.offloads_weights // spread.weight_parts + state * spread.offloads_state // spread.state_parts
-    return spread.local_processes * parts
+    whole = _states(shape, work, replace(spread, offloads_weights=False, offloads_state=False))
+    left = _states(shape, work, spread)
+    return spread.local_processes * sum(whole[term] - left[term] for term in whole)
 
 
 def estimate_disk(shape: ModelShape, work: Workload, *, checkpoints: int, rows: int, spread: Spread | None = None) -> dict[str, int]:
@@ -119,14 +133,14 @@ def estimate_disk(shape: ModelShape, work: Workload, *, checkpoints: int, rows: 
 
     A checkpoint is as large under any strategy: where the optimizer's state lies in parts, each process writes its own.
     """
-    parts = (spread or Spread()).state_parts
-    weights = shape.parameters * work.weight_bytes
-    checkpoint = weights * (1 + OPTIMIZER_STATES[work.optim])
+    spread = spread or Spread()
+    weights = shape.parameters * (FLOAT32 if spread.is_zero else work.weight_bytes)
+    checkpoint = weights + shape.parameters * state_bytes(work, spread) * OPTIMIZER_STATES[work.optim]
     text_and_ids = work.completion_tokens * (4 + 4 + 4)  # text, id and log-prob of a token; parquet's compression is left out
     return {
         "checkpoint": checkpoint,
-        "process": _part(checkpoint, parts),
+        "process": _part(checkpoint, spread.state_parts),
         "checkpoints": checkpoint * checkpoints,
-        "final": weights,
+        "final": shape.parameters * work.weight_bytes,
         "rollouts": rows * text_and_ids,
     }

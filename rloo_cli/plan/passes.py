@@ -23,8 +23,8 @@ def activations(shape: ModelShape, work: Workload, spread: Spread) -> int:
     With checkpointing each layer keeps its input and one layer at a time is whole; without, all are.
     """
     number = work.compute_bytes
-    # Autocast leaves what runs through the layers in float32; where FSDP2 gathers embeddings in bfloat16 it is that.
-    stream = number if spread.is_sharded else FLOAT32
+    # Autocast leaves what runs through the layers in float32; where the weights of a pass are in bfloat16 it is that.
+    stream = FLOAT32 if spread.strategy == "ddp" else number
     q_and_kv = (shape.heads + 2 * shape.kv_heads) * shape.head_dim
     # Stream: two norms' inputs and outputs, two residual sums; in the products' dtype: q, k, v, attention out, gate, up, act, their product.
     layer = 4 * shape.hidden * stream + (2 * shape.hidden + 2 * q_and_kv + 4 * shape.intermediate) * number
@@ -35,7 +35,7 @@ def activations(shape: ModelShape, work: Workload, spread: Spread) -> int:
 def _cast_weights(shape: ModelShape, work: Workload, spread: Spread) -> int:
     if not work.low_precision or work.weight_bytes == BFLOAT16:
         return 0
-    return 0 if spread.is_sharded else (shape.parameters - shape.embedding_parameters) * BFLOAT16
+    return 0 if spread.strategy != "ddp" else (shape.parameters - shape.embedding_parameters) * BFLOAT16
 
 
 def logits(shape: ModelShape, work: Workload) -> int:

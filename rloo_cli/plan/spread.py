@@ -9,6 +9,11 @@ from typing import Any
 from rloo_cli.errors import RefusedError
 from rloo_cli.recipe.accelerate_config import Distribution, StrategyName
 
+BUCKET = 1 << 24
+"""Elements of a bucket of gradients under ZeRO (training/strategy_zero.py)."""
+LIVE_PARAMETERS = 10**9
+"""DeepSpeed's own stage3_max_live_parameters."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Spread:
@@ -27,6 +32,10 @@ class Spread:
     """fsdp2, zero2 and zero3: likewise those of gradient and optimizer state."""
     reshard_after_forward: bool = True
     """fsdp2: whether gathered layers are given up between the forward and the backward pass."""
+    bucket: int = BUCKET
+    """zero2 and zero3: gradients that are summed at once."""
+    live_parameters: int = LIVE_PARAMETERS
+    """zero3: parameters that may be whole at once."""
 
     @property
     def local_processes(self) -> int:
@@ -37,6 +46,11 @@ class Spread:
     def is_sharded(self) -> bool:
         """Whether no process holds the whole model."""
         return self.strategy in ("fsdp2", "zero3")
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether DeepSpeed updates float32 numbers of its own, beside the weights."""
+        return self.strategy in ("zero2", "zero3")
 
     @property
     def weight_parts(self) -> int:
@@ -66,6 +80,8 @@ def spread_of(distribution: Distribution, *, processes: int, machines: int) -> S
         offloads_weights=distribution.cpu_offload or _is_offloaded(zero, "offload_param"),
         offloads_state=distribution.cpu_offload or _is_offloaded(zero, "offload_optimizer"),
         reshard_after_forward=distribution.reshard_after_forward,
+        bucket=int(zero.get("reduce_bucket_size", BUCKET)),
+        live_parameters=int(zero.get("stage3_max_live_parameters", LIVE_PARAMETERS)),
     )
 
 
