@@ -1,4 +1,4 @@
-"""Rewrites the generated parts of docs/: tables of fields, metrics, rollout columns and exit codes.
+"""Rewrites the generated parts of docs/: tables of fields, metrics, rollout columns, exit codes and health checks.
 
 A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. `--check` writes nothing and exits 1 where a part is stale.
 """
@@ -10,8 +10,12 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from memory_table import memory_rows
+
 from rloo_cli import errors
 from rloo_cli.cli.fields import SECTIONS, section_fields
+from rloo_cli.report.health import checks_table
+from rloo_cli.plan.comparison import BY_WEIGHT
 from rloo_cli.run.metrics import METRICS
 from rloo_cli.run.rollouts import COLUMNS
 
@@ -53,11 +57,23 @@ def exit_codes_table() -> str:
     return table(("code", "meaning"), rows)
 
 
+def checks_markdown() -> str:
+    """Every health check of a report with its limits."""
+    return table(("trouble", "what is measured", "note", "warning", "what it means, what to try"), checks_table())
+
+
+def memory_table() -> str:
+    """GiB of each GPU by model, number of GPUs, sampler and strategy."""
+    return table(("model", "GPUs", "sampling", *BY_WEIGHT), memory_rows())
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "fields": fields_table,
     "metrics": metrics_table,
     "rollouts": rollouts_table,
     "exit-codes": exit_codes_table,
+    "memory": memory_table,
+    "checks": checks_markdown,
 }
 
 

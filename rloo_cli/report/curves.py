@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rloo_cli.report.panels import COLORS, Line, Panel
-from rloo_cli.report.series import Series
+from rloo_cli.report.series import Series, smoothing_width
 from rloo_cli.report.wording import MINUS
 
 if TYPE_CHECKING:
@@ -64,14 +64,15 @@ def draw(panel: Panel) -> Drawing:
             (LEFT / WIDTH, BOTTOM / HEIGHT, (WIDTH - LEFT - RIGHT) / WIDTH, (HEIGHT - BOTTOM - TOP) / HEIGHT), facecolor="none"
         )
         figure.patch.set_visible(False)
-        _draw_lines(axes, panel.lines)
-        _set_limits(axes, panel)
+        low, high = _set_limits(axes, panel)
+        _draw_lines(axes, panel.lines, low, high)
         _style(axes)
         low, high = axes.get_xlim()
         return Drawing(svg=_page_svg(figure), x_limits=(float(low), float(high)))
 
 
-def _draw_lines(axes: Axes, lines: Sequence[Line]) -> None:
+def _draw_lines(axes: Axes, lines: Sequence[Line], low: float, high: float) -> None:
+    """The thick lines are means of what the picture shows: a step outside of it counts as much as its edge."""
     thin = 0.38 if sum(line.style == "line" for line in lines) == 1 else 0.22
     areas = [line for line in lines if line.style == "area"]
     if areas:
@@ -86,8 +87,8 @@ def _draw_lines(axes: Axes, lines: Sequence[Line]) -> None:
         elif line.style == "line":
             if line.low is not None and line.high is not None:
                 axes.fill_between(steps, line.low.values, line.high.values, color=color, alpha=0.13, linewidth=0)
-            smooth = line.series.smoothed()
-            if smooth.values != values:
+            smooth = Series(steps, tuple(min(high, max(low, value)) for value in values)).smoothed()
+            if smoothing_width(len(steps)) > 1:
                 axes.plot(steps, values, color=color, linewidth=0.8, alpha=thin, zorder=2)
             marker = "o" if len(steps) == 1 else ""
             axes.plot(steps, smooth.values, color=color, linewidth=1.8, linestyle=dashes, marker=marker, markersize=4, zorder=3)
@@ -97,21 +98,24 @@ def _color(index: int) -> str:
     return f"#0000{16 + index % COLORS:02x}"
 
 
-def _set_limits(axes: Axes, panel: Panel) -> None:
+def _set_limits(axes: Axes, panel: Panel) -> tuple[float, float]:
+    """Sets both scales; the ends of that of the values."""
     steps = [step for line in panel.lines for step in (line.series.steps[0], line.series.steps[-1])]
     first, last = min(steps), max(steps)
     margin = (last - first) * 0.015 or 0.5
     axes.set_xlim(first - margin, last + margin)
-    if any(line.style == "area" for line in panel.lines):
-        axes.set_ylim(bottom=0.0)
-        return
     low, high = _value_range(panel)
     room = (high - low) * ROOM or abs(high) * 0.1 or 0.5
-    axes.set_ylim(low - room, high + room)
+    is_stacked = any(line.style == "area" for line in panel.lines)
+    axes.set_ylim(0.0 if is_stacked else low - room, high + room)
+    return low - room, high + room
 
 
 def _value_range(panel: Panel) -> tuple[float, float]:
     """What the scale has to show: all, without single steps that are far out of the rest; shares and what is near 0 begin at 0."""
+    areas = [line.series.smoothed().values for line in panel.lines if line.style == "area"]
+    if areas:
+        return 0.0, max(map(sum, zip(*areas, strict=True)))
     ranges = [_without_outliers(series) for line in panel.lines for series in (line.series, line.low, line.high) if series]
     low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
     if 0 <= low < 0.5 * high:

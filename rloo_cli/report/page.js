@@ -18,6 +18,7 @@
   function shown(value, digits = 3) {
     if (value === null || value === undefined) return "—";
     const size = Math.abs(value);
+    if (digits === 0) return Math.round(value).toLocaleString("en").replace("-", "−");
     const text = size && (size < 1e-4 || size >= 1e9) ? value.toExponential(2) : size >= 1000 ? Math.round(value).toLocaleString("en") : value.toFixed(size >= 100 ? 1 : size >= 0.1 || !size ? digits : 5);
     return text.replace("-", "−");
   }

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import yaml
+
 from rloo_cli.errors import RefusedError, StorageError
 from rloo_cli.inspect.rollout_files import RolloutFile, find_rollouts
 from rloo_cli.inspect.stored import run_recipe
@@ -76,7 +78,7 @@ def _view(path: Path, name: str) -> RunView:
         raise RefusedError(
             f"{path} holds neither metrics nor rollouts: there is nothing to report yet. {folder.logs} tells how far it came."
         )
-    recipe, environment = run_recipe(folder.recipe), _environment(folder.environment)
+    recipe, environment = _recipe(folder.recipe), _environment(folder.environment)
     total = environment.get("total_steps")
     return RunView(
         folder=folder,
@@ -115,6 +117,14 @@ def _ending(folder: RunFolder) -> str:
     except (OSError, ValueError, TypeError, StorageError):
         return ""
     return next((str(report.reason) for report in reports if report.reason and not report.neighbour), "")
+
+
+def _recipe(path: Path) -> Recipe | None:
+    """The recipe; also where the data or the model that it names are not on this machine, which loading it would refuse."""
+    try:
+        return run_recipe(path) or Recipe.model_validate(yaml.safe_load(path.read_bytes()))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError):
+        return None
 
 
 def _environment(path: Path) -> dict[str, Any]:

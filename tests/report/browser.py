@@ -34,6 +34,10 @@ class Browser:
         for domain in ("Page", "Runtime", "Log", "Network"):
             self.call(f"{domain}.enable")
 
+    def close(self) -> None:
+        """End the browser with all of its processes, so that nothing writes into its profile any more."""
+        self._call("Browser.close")
+
     def open(self, page: Path) -> None:
         """Load a file and wait until its script has set everything up."""
         self.page = page.resolve().as_uri()
@@ -54,6 +58,7 @@ class Browser:
     def show(self, *, width: int, height: int = 900, dark: bool = False) -> None:
         """Set the size of the window, and whether it is dark."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        self.call("Emulation.setScrollbarsHidden", hidden=True)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
@@ -110,7 +115,10 @@ def browser(profile: Path) -> Iterator[Browser]:
     os.close(read_commands)
     os.close(write_answers)
     try:
-        yield Browser(commands, answers)
+        found = Browser(commands, answers)
+        yield found
+        found.close()
+        process.wait(timeout=30)
     finally:
         os.close(commands)
         os.close(answers)

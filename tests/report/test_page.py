@@ -149,6 +149,15 @@ def test_a_damaged_run_is_shown_as_far_as_it_can_be_read(damage, undrawn, tmp_pa
     assert ("Reward rose" in text) == (damage != "no metrics")
 
 
+def test_a_run_from_another_machine_shows_its_recipe(undrawn, tmp_path):
+    folder = write_run(tmp_path / "run", steps=12)
+    path = RunFolder(folder).recipe
+    path.write_text(path.read_text().replace("some/model", "/not/here/model").replace("some/data", "/not/here/data.jsonl"))
+    text = read_page(html_of(folder)).text
+    assert "/not/here/data.jsonl" in text
+    assert "cannot be read" not in text
+
+
 def test_a_folder_without_a_run_is_refused(tmp_path):
     with pytest.raises(RefusedError, match="nothing to report yet"):
         html_of(tmp_path)
