@@ -14,8 +14,8 @@ from memory_table import memory_rows
 
 from rloo_cli import errors
 from rloo_cli.cli.fields import SECTIONS, section_fields
-from rloo_cli.report.health import checks_table
 from rloo_cli.plan.comparison import BY_WEIGHT
+from rloo_cli.report.health import checks_table
 from rloo_cli.run.metrics import METRICS
 from rloo_cli.run.rollouts import COLUMNS
 
