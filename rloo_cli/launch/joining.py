@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+from collections.abc import MutableMapping
 
 from rloo_cli.errors import RefusedError
 from rloo_cli.launch.job import Job
 from rloo_cli.launch.shared_folder import prove_one_folder
 from rloo_cli.run.ranks import Ranks
 
-SHARDED = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_MEGATRON_LM")
-"""By these accelerate would lay the model out over the ranks."""
+LAYING_OUT = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
+"""By these accelerate would lay the model out over the ranks itself, in ways of its own (on a CPU, not at all)."""
 
 
 def join_others(job: Job) -> Ranks:
@@ -25,7 +24,6 @@ def join_others(job: Job) -> Ranks:
 
     from rloo_cli.run.ranks import DEADLINE, join_ranks
 
-    refuse_sharded(os.environ)
     state = PartialState(cpu=not torch.cuda.is_available(), timeout=DEADLINE)
     kind = state.distributed_type.value
     if state.num_processes != job.world_size or state.process_index != job.rank:
@@ -43,8 +41,7 @@ def join_others(job: Job) -> Ranks:
     return ranks
 
 
-def refuse_sharded(environ: Mapping[str, str]) -> None:
-    """Raise RefusedError where accelerate was told to shard the model."""
-    for name in SHARDED:
-        if environ.get(name, "false").lower() in ("true", "1"):
-            raise RefusedError(f"{name} is set, and this version keeps a whole copy of the model in each process: unset it.")
+def keep_layout_ours(environ: MutableMapping[str, str]) -> None:
+    """Leave it to the strategy to shard what `accelerate launch` was told to; what that was has been read."""
+    for name in LAYING_OUT:
+        environ.pop(name, None)

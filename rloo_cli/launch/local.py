@@ -20,7 +20,7 @@ from rloo_cli.errors import RefusedError, StoppedError
 from rloo_cli.launch import report
 from rloo_cli.launch.first_start import attempt_undone, folder_undone
 from rloo_cli.launch.job import Job
-from rloo_cli.launch.joining import join_others
+from rloo_cli.launch.joining import join_others, keep_layout_ours
 from rloo_cli.launch.origin import final_written_anew, refuse_other_batch, refuse_other_data, refuse_other_run, refuse_past_the_end, run_of
 from rloo_cli.launch.record import AttemptRecord, log_name, lost_neighbours_told
 from rloo_cli.launch.target import Target
@@ -109,11 +109,12 @@ def train_rank(job: Job, stop: StopSignal) -> None:
             prepared = replace(prepared, recipe=_with_processes(prepared.recipe, job.world_size))
             if job.is_main:
                 job.folder.prepare()
+            keep_layout_ours(os.environ)
             ranks = join_others(job) if job.world_size > 1 else ALONE
             checkpoint, prepared = _resumed(prepared, job, ranks, console)
         _train(prepared, job, checkpoint, console, stop)
         if job.is_main:
-            _say(console, report.write_report(job.folder))
+            _say(console, report.write_report(job.folder, is_alone=job.world_size == 1))
 
 
 def _with_processes(recipe: Recipe, count: int) -> Recipe:

@@ -49,11 +49,14 @@ class _Slot:
 
 
 class DecodeCopy:
-    """A frozen model in `dtype`, in eval mode. Ties between weights stay; buffers keep their dtype (rotary frequencies)."""
+    """A frozen model in `dtype`, in eval mode. Ties between weights stay; buffers keep their dtype (rotary frequencies).
 
-    def __init__(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
+    `device`: where the copy of a model without weights goes, which has none before they are loaded.
+    """
+
+    def __init__(self, model: PreTrainedModel, dtype: torch.dtype, device: torch.device | None = None) -> None:
         # Parameters are converted one by one as deepcopy meets them, so that no second copy in the trainer's dtype exists.
-        converted = {id(p): torch.nn.Parameter(p.detach().to(dtype, copy=True), requires_grad=False) for p in model.parameters()}
+        converted = {id(p): torch.nn.Parameter(_converted(p, dtype, device), requires_grad=False) for p in model.parameters()}
         self.model: PreTrainedModel = copy.deepcopy(model, memo=dict(converted)).eval()
         self.model.config.dtype = dtype
         by_tensor: dict[int, _Slot] = {}
@@ -61,7 +64,7 @@ class DecodeCopy:
         for name, tensor in self.model.state_dict(keep_vars=True).items():
             self.slots[name] = by_tensor.setdefault(id(tensor), _Slot(name, tensor))
         self.required = {id(slot): slot for p in self.model.parameters() if (slot := by_tensor.get(id(p)))}
-        if dtype == torch.bfloat16 and model.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        if dtype == torch.bfloat16 and self.model.device.type == "cpu" and torch.ops.mkldnn._is_mkldnn_bf16_supported():
             _pack_linears(self.model, by_tensor)
 
     def load(self, named_tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -81,6 +84,12 @@ class DecodeCopy:
                     missing.pop(id(slot), None)
         if missing:
             raise EngineError(f"weights of {len(missing)} parameters were not sent, `{next(iter(missing.values())).name}` among them")
+
+
+def _converted(parameter: torch.Tensor, dtype: torch.dtype, device: torch.device | None) -> torch.Tensor:
+    if parameter.is_meta:
+        return torch.zeros(parameter.shape, dtype=dtype, device=device)
+    return parameter.detach().to(dtype, copy=True)
 
 
 def _pack_linears(model: torch.nn.Module, slots: dict[int, _Slot]) -> None:

@@ -47,13 +47,17 @@ class TransformersEngine:
         copy_dtype: torch.dtype | None = None,
         layout: Layout = "auto",
         weights_version: int = 0,
+        device: torch.device | None = None,
     ) -> None:
-        """`copy_dtype`: own frozen copy in this dtype, refreshed by `load_weights`; None = decode with `model` itself."""
+        """`copy_dtype`: own frozen copy in this dtype, refreshed by `load_weights`; None = decode with `model` itself.
+
+        A `model` without weights (on the meta device) needs a copy, which lies on `device`.
+        """
         self.tokenizer = tokenizer
         self.weights_version = weights_version
-        self._copy = None if copy_dtype is None else DecodeCopy(model, copy_dtype)
+        self._copy = None if copy_dtype is None else DecodeCopy(model, copy_dtype, device)
         self._model: PreTrainedModel | None = model if self._copy is None else self._copy.model
-        self._probe_model: PreTrainedModel | None = model if layout == "auto" else None
+        self._probe_model: PreTrainedModel | None = model if layout == "auto" and model.device.type != "meta" else None
         self._layout: Layout = layout
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
 
 import psutil
 import torch
@@ -43,8 +44,25 @@ def decide_threads(training: TrainingSection) -> int:
     return torch.get_num_threads() if training.threads == "auto" else training.threads
 
 
-def decide_layout(training: TrainingSection, policy: Policy, *, prompt_ids: tuple[int, ...], completion_length: int) -> Layout:
-    """packed where it gives the plain layout's log-probs on a group of real length, else plain; one log line says so."""
+def decide_layout(
+    training: TrainingSection,
+    policy: Policy,
+    *,
+    prompt_ids: tuple[int, ...],
+    completion_length: int,
+    is_low: bool = False,
+    give_up: Callable[[], None] = lambda: None,
+) -> Layout:
+    """packed where it gives the plain layout's log-probs on a group of real length, else plain; one log line says so.
+
+    Args:
+        training: of the recipe.
+        policy: on its device; where it is sharded every rank asks.
+        prompt_ids: of some prompt.
+        completion_length: the longest, in tokens.
+        is_low: the policy computes in bf16, whatever its weights are held in.
+        give_up: called when a forward pass has failed.
+    """
     if training.layout != "auto":
         return training.layout
     group = _probe_group(prompt_ids, completion_length)
@@ -53,10 +71,12 @@ def decide_layout(training: TrainingSection, policy: Policy, *, prompt_ids: tupl
         packed = _probe(policy, group, "packed")
     except (RlooError, RuntimeError, TypeError, ValueError) as error:
         logger.info("layout: plain, since this model cannot be packed (%s)", str(error).splitlines()[0])
+        give_up()
     if packed is None:
         return "plain"
     gap = (plain - packed).abs()
-    agrees = gap.max() <= AGREEMENT if next(policy.parameters()).dtype == torch.float32 else gap.mean() <= AGREEMENT_BF16
+    is_exact = next(policy.parameters()).dtype == torch.float32 and not is_low
+    agrees = gap.max() <= AGREEMENT if is_exact else gap.mean() <= AGREEMENT_BF16
     if not agrees:
         logger.info("layout: plain, since packed log-probs of this model differ by up to %.2g nats", gap.max().item())
     return "packed" if agrees else "plain"

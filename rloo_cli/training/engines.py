@@ -33,10 +33,14 @@ class EngineMaker:
         low_precision: the dtype of sampling where it is not that of the weights: bfloat16, or None.
         server: connected, where the engine is a server.
         ranks: of the run.
+        device: where an engine's own copy of a model that no rank holds would lie.
     """
 
-    def __init__(self, inputs: TrainingInputs, low_precision: torch.dtype | None, server: Engine | None, ranks: Ranks) -> None:
+    def __init__(
+        self, inputs: TrainingInputs, low_precision: torch.dtype | None, server: Engine | None, ranks: Ranks, device: torch.device
+    ) -> None:
         self._inputs = inputs
+        self._device = device
         self._low_precision = low_precision
         self._engine = server
         self._ranks = ranks
@@ -52,7 +56,7 @@ class EngineMaker:
             if is_vllm:
                 self._engine = _colocate(self._inputs, model, self._low_precision, self._ranks)
             else:
-                self._engine = _transformers(self._inputs, model, self._low_precision)
+                self._engine = _transformers(self._inputs, model, self._low_precision, self._device)
         return self._engine
 
     def close(self) -> None:
@@ -85,7 +89,7 @@ def prepare_engine(
         server = _server(inputs, low_precision, device, generating_ranks or ranks)
         for is_turn in (ranks.is_main, not ranks.is_main):
             ranks.together(server.connect if is_turn else lambda: None)
-    return EngineMaker(inputs, low_precision, server, ranks)
+    return EngineMaker(inputs, low_precision, server, ranks, device)
 
 
 def give_weights(engine: Engine, tensors: Iterator[tuple[str, torch.Tensor]], version: int, ranks: Ranks) -> None:
@@ -114,13 +118,17 @@ def longest_sequence(inputs: TrainingInputs) -> int | None:
     return max(int(prompts.lengths.max()) for prompts in sets) + completion
 
 
-def _transformers(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype | None) -> Engine:
+def _transformers(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype | None, device: torch.device) -> Engine:
     from rloo_cli.rollout.transformers_engine import TransformersEngine
 
     layout = inputs.recipe.training.layout
-    # Weights held in bf16 decode as they are; a copy would be the same.
-    copy_dtype = None if model.dtype == low else low
-    return TransformersEngine(model, tokenizer=inputs.tokenizer, copy_dtype=copy_dtype, layout="plain" if layout == "plain" else "auto")
+    if model.device.type == "meta":
+        copy_dtype = low or model.dtype
+    else:  # weights held in bf16 decode as they are; a copy would be the same
+        copy_dtype = None if model.dtype == low else low
+    return TransformersEngine(
+        model, tokenizer=inputs.tokenizer, copy_dtype=copy_dtype, layout="plain" if layout == "plain" else "auto", device=device
+    )
 
 
 def _colocate(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype | None, ranks: Ranks) -> Engine:

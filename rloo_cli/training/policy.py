@@ -101,10 +101,20 @@ def load_model(section: ModelSection, *, seed: int, trust_remote_code: bool) -> 
     return model
 
 
+def empty_model(section: ModelSection, *, trust_remote_code: bool) -> PreTrainedModel:
+    """The model's structure on the meta device, from its configuration alone; another rank has read what could be wrong with it."""
+    config = AutoConfig.from_pretrained(section.model_name_or_path, revision=section.model_revision, trust_remote_code=trust_remote_code)
+    return _on_meta(config, getattr(torch, section.dtype), trust_remote_code=trust_remote_code)
+
+
+def _on_meta(config: PreTrainedConfig, dtype: torch.dtype, *, trust_remote_code: bool) -> PreTrainedModel:
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+
+
 def _refuse_beyond_memory(config: PreTrainedConfig, dtype: torch.dtype, name: str, *, trust_remote_code: bool) -> None:
     """Raise RecipeError for a model that is larger than the machine's memory, from its shapes alone."""
-    with torch.device("meta"):
-        model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+    model = _on_meta(config, dtype, trust_remote_code=trust_remote_code)
     size = sum(tensor.numel() * tensor.element_size() for tensor in (*model.parameters(), *model.buffers()))
     memory = psutil.virtual_memory().total
     if size > memory:

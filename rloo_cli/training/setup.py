@@ -15,7 +15,7 @@ from rloo_cli.run.ranks import Ranks, join_ranks
 from rloo_cli.training import auto
 from rloo_cli.training.engines import EngineMaker, prepare_engine
 from rloo_cli.training.inputs import TrainingInputs
-from rloo_cli.training.policy import Policy, disable_dropout, load_model
+from rloo_cli.training.policy import Policy, disable_dropout, empty_model, load_model
 from rloo_cli.training.strategy import Strategy, make_strategy
 
 
@@ -59,9 +59,31 @@ def prepare_device(inputs: TrainingInputs, stack: ExitStack) -> Device:
     )
 
 
+def load_shared(inputs: TrainingInputs, device: Device) -> PreTrainedModel:
+    """The recipe's model on the CPU; where the strategy shards, on the main rank, and without weights on the others.
+
+    Raises:
+        RecipeError, NonFiniteError: it cannot be loaded.
+        NeighbourError: so it is for another rank.
+    """
+    if not device.strategy.is_sharded:
+        return load(inputs)
+    ranks = device.ranks
+    model = ranks.together(lambda: load(inputs) if ranks.is_main else None)
+    generation_config = ranks.broadcast(model.generation_config if model is not None else None)
+    if model is None:
+        model = _prepared(inputs, empty_model(inputs.recipe.model, trust_remote_code=inputs.trust_remote_code))
+        model.generation_config = generation_config
+    return model
+
+
 def load(inputs: TrainingInputs) -> PreTrainedModel:
     """The recipe's model on the CPU, its dropout off where the recipe says so."""
     model = load_model(inputs.recipe.model, seed=inputs.recipe.training.seed, trust_remote_code=inputs.trust_remote_code)
+    return _prepared(inputs, model)
+
+
+def _prepared(inputs: TrainingInputs, model: PreTrainedModel) -> PreTrainedModel:
     if inputs.recipe.training.disable_dropout:
         disable_dropout(model)
     return model
@@ -74,7 +96,7 @@ def make_policy(inputs: TrainingInputs, model: PreTrainedModel) -> Policy:
 
 def decide(inputs: TrainingInputs, policy: Policy, device: Device) -> Recipe:
     """The recipe with every `auto` decided by the main rank, and the policy set up accordingly; the policy lies on its device."""
-    is_asked = device.ranks.is_main or device.strategy.is_lockstep  # whose forward pass, which tries a layout, takes every rank
+    is_asked = device.ranks.is_main or device.strategy.is_sharded  # whose forward pass, which tries a layout, takes every rank
     decided = device.ranks.broadcast(_decide(inputs, policy, device) if is_asked else {})
     torch.set_num_threads(decided["threads"])
     policy.layout, policy.head_chunk = decided["layout"], decided["head_chunk"]
@@ -88,7 +110,14 @@ def _decide(inputs: TrainingInputs, policy: Policy, device: Device) -> dict[str,
     torch.set_num_threads(threads)
     probe = inputs.prompts[0].token_ids
     length = recipe.generation.max_completion_length or len(probe)
-    layout = auto.decide_layout(training, policy, prompt_ids=probe, completion_length=length)
+    layout = auto.decide_layout(
+        training,
+        policy,
+        prompt_ids=probe,
+        completion_length=length,
+        is_low=device.strategy.is_sharded and device.low_precision is not None,
+        give_up=device.strategy.give_up_pass,
+    )
     longest = int(inputs.prompts.lengths.max()) + inputs.batch.num_generations * length
     max_tokens = auto.decide_max_tokens(training, policy.model, device.accelerator.device, group_tokens=longest)
     return {

@@ -58,6 +58,9 @@ class Strategy(Protocol):
     def forward(self, batch: ScoringBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy's (log-prob, entropy), as its own call, for a `backward` to follow."""
 
+    def give_up_pass(self) -> None:
+        """Clear up after a forward pass that failed on every rank at the same place. No collective."""
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
 

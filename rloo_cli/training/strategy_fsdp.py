@@ -12,6 +12,7 @@ import torch
 from accelerate import Accelerator
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
@@ -105,6 +106,14 @@ class FullySharded:
     def forward(self, batch: ScoringBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """The policy's (log-prob, entropy), to be differentiated."""
         return self.policy(batch)
+
+    def give_up_pass(self) -> None:
+        """Have the next pass begin anew: torch takes one that raised for still running."""
+        for module in self.policy.modules():
+            if isinstance(module, FSDPModule):
+                state = module._get_fsdp_state()
+                state._training_state, state._state_ctx.iter_forward_root = TrainingState.IDLE, None
+        _reshard(self.policy)
 
     def zero_grad(self) -> None:
         """Drop all gradients."""

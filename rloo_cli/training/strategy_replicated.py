@@ -70,6 +70,9 @@ class Replicated:
         """The policy's (log-prob, entropy), to be differentiated; no collective."""
         return self.policy(batch)
 
+    def give_up_pass(self) -> None:
+        """A pass leaves nothing behind."""
+
     def zero_grad(self) -> None:
         """Drop all gradients."""
         self.optimizer.zero_grad()

@@ -70,6 +70,13 @@ class Zero3(Zero):
             for name in names:
                 yield name, whole
 
+    def give_up_pass(self) -> None:
+        """Let go of the tensors that a pass that raised had gathered."""
+        for parameter in self.policy.parameters():
+            parameter.ds_active_sub_modules.clear()
+            if not parameter.ds_persist:
+                parameter.partition()
+
     def zero_grad(self) -> None:
         """Drop all gradients, those of a step that was given up too."""
         zero = self._engine.optimizer

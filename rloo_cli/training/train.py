@@ -31,7 +31,7 @@ from rloo_cli.training.loop import run_loop
 from rloo_cli.training.optimizer import build_optimizer
 from rloo_cli.training.policy import has_dropout
 from rloo_cli.training.recorder import Recorder
-from rloo_cli.training.setup import decide, load, make_policy, prepare_device
+from rloo_cli.training.setup import decide, load, load_shared, make_policy, prepare_device
 from rloo_cli.training.state import RunPosition, load_position
 from rloo_cli.training.strategy import Strategy
 from rloo_cli.training.training_run import TrainingRun
@@ -76,7 +76,7 @@ def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
     seed_everything(inputs.recipe.training.seed, "start")
     device = prepare_device(inputs, stack)
     accelerator, low = device.accelerator, device.low_precision
-    model = load(inputs)
+    model = load_shared(inputs, device)
     origin = device.ranks.broadcast(fingerprint(model) if device.ranks.is_main else "")  # it reads the whole model: once is enough
     _refuse_other_model(inputs, origin)
     strategy = device.strategy
@@ -92,7 +92,7 @@ def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
     if recipe.training.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
     position, offset = device.ranks.together(lambda: _take_up(inputs, strategy, recipe, device.ranks))
-    engine = device.maker.make(model)
+    engine = device.maker.make(strategy.decoding_model())
     give_weights(engine, strategy.named_tensors(), position.step, device.ranks)
     updater = Updater(
         accelerator=accelerator,
