@@ -135,8 +135,8 @@ def test_a_run_on_two_nodes_is_stopped_requeued_and_ends_with_the_bits_of_one_th
 @pytest.mark.slow
 def test_the_time_limit_makes_the_job_save_and_go_on(cluster, tmp_path):
     with cluster(2) as slurm:
-        task = Task(slurm, tmp_path, "--nodes", "2", "--time", "2", "--signal-seconds", "60", is_open=False)
-        slurm.wait_for("the signal", lambda: "SIGUSR1: passed on to the training" in task.output, seconds=150)
+        task = Task(slurm, tmp_path, "--nodes", "2", "--time", "3", "--signal-seconds", "40", is_open=False)
+        slurm.wait_for("the signal", lambda: "SIGUSR1: passed on to the training" in task.output, seconds=240)
         task.open()
         assert task.end() == ("COMPLETED", "0", "1")
         assert "from the checkpoint of step" in task.output
@@ -227,3 +227,30 @@ def test_two_nodes_train_with_a_server_on_the_third_which_is_killed_once(cluster
         assert len(task.metrics()) == STEPS
         for node in slurm.nodes:
             slurm.wait_for(f"{node} without a process", lambda: slurm.processes(node, "rloo") == [], seconds=30)
+
+
+STEPS_ALONE = """
+words() { local word; for word in "$@"; do [[ $word == rloo ]] && return; printf '%s\\0' "$word"; done; }
+mapfile -d '' -t serve < <(words "${server[@]}")
+mapfile -d '' -t train < <(words "${training[@]}")
+"${serve[@]}" bash -c 'echo "server $SLURM_NODEID $CUDA_VISIBLE_DEVICES"; while [[ ! -e seen ]]; do sleep 0.1; done' &
+srun --overlap --jobid="$SLURM_JOB_ID" --nodes=1 --ntasks=1 --nodelist="$server_node" true     # a shell beside the run starts at once
+"${train[@]}" bash -c 'echo "training $SLURM_NODEID $(hostname) $CUDA_VISIBLE_DEVICES"'
+touch seen
+wait $!
+cat "$logs/server.log"
+"""
+
+
+@pytest.mark.parametrize("share", [(), ("--cpus-per-node", "2", "--mem", "500")], ids=["whole nodes", "parts of nodes"])
+def test_every_step_sees_the_gpus_of_its_nodes_and_none_waits_for_another(share, cluster, tmp_path):
+    command = [sys.executable, "-m", "rloo_cli", "slurm", "deepmath", "--nodes", "3", "--server-nodes", "1", "--gpus-per-node", "8", *share]
+    script = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    with cluster(3) as slurm:
+        job = slurm.submit(script.partition("exec rloo")[0] + STEPS_ALONE, cwd=tmp_path / "job")
+        end = slurm.wait_for_end(job, seconds=90)
+        said = (tmp_path / "job" / f"rloo-deepmath-{job}.out").read_text()
+    assert (end["JobState"], end["ExitCode"]) == ("COMPLETED", "0:0"), said
+    gpus = "0,1,2,3,4,5,6,7"
+    lines = sorted(line for line in said.splitlines() if line.startswith(("server ", "training ")))
+    assert lines == [f"server 0 {gpus}", f"training 0 n1 {gpus}", f"training 1 n2 {gpus}"]
