@@ -24,7 +24,7 @@ if _vllm is None or _vllm.origin is None:
 def _no_reports(request, monkeypatch):
     """A second or two at the end of each run in this process; the tests of reports ask for them by the fixture `reports`."""
     if "reports" not in request.fixturenames:
-        monkeypatch.setattr("rloo_cli.launch.report.write_report", lambda folder: f"report: {folder.report}")
+        monkeypatch.setattr("rloo_cli.launch.report.write_report", lambda folder, is_alone: f"report: {folder.report}")
 
 
 @pytest.fixture(autouse=True)

@@ -8,15 +8,16 @@ from pathlib import Path
 
 from rloo_cli.run.folder import RunFolder
 
-SECONDS = 20.0
-"""For a page that takes two. The other ranks have ended by now, and whoever leads them does not wait much longer for the main one."""
+SECONDS_ALONE, SECONDS_AMONG_RANKS = 120.0, 20.0
+"""For a page that takes two. The other ranks have ended by now, and whoever leads them does not wait long for the main one."""
 BOOT = "import sys; sys.path.append(sys.argv.pop()); from rloo_cli.__main__ import main; main()"
 PACKAGE_ROOT = str(Path(__file__).resolve().parents[2])
 LONGEST_REASON = 200
 
 
-def write_report(folder: RunFolder) -> str:
+def write_report(folder: RunFolder, *, is_alone: bool) -> str:
     """Write `report.html` into a run folder; a line for the terminal that says where it is, or why there is none."""
+    deadline = SECONDS_ALONE if is_alone else SECONDS_AMONG_RANKS
     command = [sys.executable, "-P", "-c", BOOT, "report", str(folder.path), PACKAGE_ROOT]
     try:
         done = subprocess.run(
@@ -24,12 +25,12 @@ def write_report(folder: RunFolder) -> str:
             capture_output=True,
             text=True,
             errors="replace",
-            timeout=SECONDS,
+            timeout=deadline,
             check=False,
             stdin=subprocess.DEVNULL,
         )
     except subprocess.TimeoutExpired:
-        return _warning(f"it took more than {SECONDS:.0f} s", folder)
+        return _warning(f"it took more than {deadline:.0f} s", folder)
     except OSError as error:
         return _warning(str(error), folder)
     if done.returncode != 0:

@@ -180,6 +180,7 @@ def test_train_leaves_a_whole_run_folder(finished):
         "checkpoints",
         "final",
         "logs",
+        "report.html",
     }
     steps = [json.loads(line)["step"] for line in (finished / "metrics.jsonl").read_text().splitlines()]
     assert steps == [1, 2, 2]  # the last one is the evaluation
