@@ -90,7 +90,6 @@ def load_recipe(
         num_processes = process_count(
             recipe.run.num_processes,
             environ,
-            use_vllm=recipe.generation.use_vllm,
             filed=distribution.num_processes,
             num_machines=num_machines,
         )

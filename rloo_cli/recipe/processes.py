@@ -19,19 +19,16 @@ def visible_gpus(environ: Mapping[str, str], devices: Path = DEVICES) -> int:
     return next((i for i, name in enumerate(wanted) if name in ("", "-1")), len(wanted))  # CUDA sees none of those after it
 
 
-def process_count(
-    asked: int | Literal["auto"], environ: Mapping[str, str], *, use_vllm: bool, filed: int | None = None, num_machines: int = 1
-) -> int:
+def process_count(asked: int | Literal["auto"], environ: Mapping[str, str], *, filed: int | None = None, num_machines: int = 1) -> int:
     """Processes that train, those of all machines.
 
     Args:
         asked: by the recipe or the command line; `auto` is what a file of the user's says (`filed`), else one for each visible GPU, and one
-            on a CPU or where vLLM generates.
+            on a CPU.
         environ: may hide GPUs.
-        use_vllm: whether vLLM generates.
         filed: by a file of `accelerate config`.
         num_machines: that each have as many as this one.
     """
     if asked != "auto":
         return asked
-    return filed or num_machines * (1 if use_vllm else max(1, visible_gpus(environ)))
+    return filed or num_machines * max(1, visible_gpus(environ))

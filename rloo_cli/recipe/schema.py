@@ -289,7 +289,7 @@ class RunSection(Section):
     greater_is_better: bool | None = Field(None, description="Whether more of metric_for_best_model is better; null = yes.")
     num_processes: AutoCount = Field(
         "auto",
-        description="Processes that train together, those of all machines; auto = one for each visible GPU of each machine, one on a CPU or where vLLM generates.",
+        description="Processes that train together, those of all machines; auto = one for each visible GPU of each machine, one on a CPU.",
     )
     accelerate_config: str = Field(
         "ddp",

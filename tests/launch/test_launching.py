@@ -115,10 +115,10 @@ def test_visible_gpus_are_counted_without_cuda(tmp_path, environ, count):
 
 def test_as_many_processes_as_asked_for_and_one_where_nothing_is_said_on_a_cpu():
     hidden = {"CUDA_VISIBLE_DEVICES": ""}
-    assert process_count(3, hidden, use_vllm=False) == 3
-    assert process_count("auto", hidden, use_vllm=False) == 1
-    assert process_count("auto", hidden, use_vllm=False, num_machines=3) == 3
-    assert process_count("auto", hidden, use_vllm=False, filed=8, num_machines=2) == 8
+    assert process_count(3, hidden) == 3
+    assert process_count("auto", hidden) == 1
+    assert process_count("auto", hidden, num_machines=3) == 3
+    assert process_count("auto", hidden, filed=8, num_machines=2) == 8
 
 
 @pytest.mark.parametrize(
