@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rloo_cli.plan.devices import DeviceMemory
-from rloo_cli.plan.memory import estimate_memory
+from rloo_cli.plan.memory import estimate_memory, vllm_lacks
 from rloo_cli.plan.numbers import show_size
 from rloo_cli.plan.remedies import Case, remedy
 from rloo_cli.plan.shape import ModelShape
@@ -59,17 +59,23 @@ def _with(spread: Spread, strategy: StrategyName) -> Spread:
 
 def _verdict(shape: ModelShape, work: Workload, spread: Spread, device: DeviceMemory) -> Verdict:
     room = device.room(spread.local_processes)
-    case = Case(shape=shape, work=work, spread=spread, room=room)
+    case = Case(shape=shape, work=work, spread=spread, room=room, gpu=device.total if device.kind == "cuda" else 0)
     terms = estimate_memory(shape, work, spread)
-    fits = terms["peak"] <= room
-    of = f"{show_size(terms['peak'])} of {show_size(room)}"
     return Verdict(
         strategy=spread.strategy,
         bytes=terms,
-        fits=fits,
-        why=of if fits else f"{of}, most of it {_largest(terms)}",
-        change=None if fits else remedy(case),
+        fits=case.fits,
+        why=_why(case, terms, room),
+        change=None if case.fits else remedy(case),
     )
+
+
+def _why(case: Case, terms: Mapping[str, int], room: int) -> str:
+    of = f"{show_size(terms['peak'])} of {show_size(room)}"
+    if terms["peak"] > room:
+        return f"{of}, most of it {_largest(terms)}"
+    lacks = vllm_lacks(case.shape, case.work)
+    return f"vLLM lacks {show_size(lacks)} in its share of {show_size(case.work.vllm_share)}" if lacks else of
 
 
 def _largest(terms: Mapping[str, int]) -> str:

@@ -112,7 +112,17 @@ def _vllm(shape: ModelShape, work: Workload) -> int:
     if work.vllm_share:
         return work.vllm_share
     positions = VLLM_ROWS * (work.prompt_tokens + work.completion_tokens)
-    return work.compute_bytes * (2 * shape.parameters + positions * shape.layers * 2 * shape.kv_heads * shape.head_dim)
+    whole = 2 * shape.parameters + positions * shape.layers * 2 * shape.kv_heads * shape.head_dim
+    return _part(work.compute_bytes * whole, work.vllm_parts)
+
+
+def vllm_lacks(shape: ModelShape, work: Workload) -> int:
+    """Bytes that vLLM's share of a GPU is too small for its weights and keys and values of one row; 0 where there is no such share."""
+    if not work.vllm_share:
+        return 0
+    row = work.row_tokens * shape.layers * 2 * shape.kv_heads * shape.head_dim
+    needed = _part(work.sampling_bytes * (shape.parameters + row), work.vllm_parts)
+    return max(0, needed - work.vllm_share)
 
 
 def loading_bytes(shape: ModelShape, work: Workload, spread: Spread) -> int:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from rloo_cli.plan.memory import estimate_memory
+from rloo_cli.plan.memory import estimate_memory, vllm_lacks
 from rloo_cli.plan.shape import ModelShape
 from rloo_cli.plan.spread import Spread
 from rloo_cli.plan.work import Workload
 
 MOST_PROCESSES = 4096
+MOST_PERCENT = 90
+"""Of a GPU's memory that may be proposed for vLLM."""
 HEAD_CHUNK = 128
 TOKEN_UNIT = 256
 WORTH_IT = 0.98
@@ -28,6 +31,8 @@ class Case:
     spread: Spread
     room: int
     """Bytes that a process may use."""
+    gpu: int = 0
+    """Bytes of the whole GPU, where there is one."""
     changes: tuple[str, ...] = ()
 
     @property
@@ -37,8 +42,13 @@ class Case:
 
     @property
     def fits(self) -> bool:
-        """Whether it has the room that it needs."""
-        return self.peak <= self.room
+        """Whether it has the room that it needs, and vLLM its own."""
+        return self.peak <= self.room and not vllm_lacks(self.shape, self.work)
+
+    @property
+    def shortage(self) -> int:
+        """Bytes that the process needs, and those that vLLM lacks in its share."""
+        return self.peak + vllm_lacks(self.shape, self.work)
 
     def changed(self, what: str, *, work: Workload | None = None, spread: Spread | None = None) -> Case:
         """The case after one more change."""
@@ -59,8 +69,8 @@ def remedy(case: Case) -> str | None:
 def _all_that_help(case: Case) -> Case:
     """The case after one change after another, the one that helps most first, until it fits or none helps any more."""
     while not case.fits:
-        step = min(_changes(case), key=lambda after: after.peak, default=case)
-        if step.peak > WORTH_IT * case.peak:
+        step = min(_changes(case), key=lambda after: after.shortage, default=case)
+        if step.shortage > WORTH_IT * case.shortage:
             break
         case = step
     return case
@@ -110,7 +120,13 @@ def _smaller_batches(case: Case) -> Iterator[Case]:
 
 
 def _other_samplers(case: Case) -> Iterator[Case]:
-    work = case.work
+    work, share, lacks = case.work, case.work.vllm_share, vllm_lacks(case.shape, case.work)
+    if lacks and (percent := math.ceil(100 * (share + lacks) / case.gpu) + 1) <= MOST_PERCENT:
+        yield case.changed(
+            f"`generation.vllm_gpu_memory_utilization: {percent / 100}`", work=replace(work, vllm_share=case.gpu * percent // 100)
+        )
+    if lacks and (parts := 2 * work.vllm_parts) <= case.spread.local_processes and case.shape.kv_heads % parts == 0:
+        yield case.changed(f"`generation.vllm_tensor_parallel_size: {parts}`", work=replace(work, vllm_parts=parts))
     if work.sampler == "vllm" and work.on_gpu and not work.vllm_sleeps:
         yield case.changed("`generation.vllm_enable_sleep_mode: true`", work=replace(work, vllm_sleeps=True))
     if work.sampler == "transformers":

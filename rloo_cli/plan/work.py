@@ -35,6 +35,8 @@ class Workload:
     """What samples on this device."""
     vllm_share: int = 0
     """Bytes of a GPU that vLLM takes for itself whatever it needs; 0 = by what it needs, as on a CPU."""
+    vllm_parts: int = 1
+    """Processes that share one engine of vLLM's."""
     vllm_sleeps: bool = False
     """Whether vLLM gives its share back while the policy is updated."""
     on_gpu: bool = False

@@ -73,6 +73,7 @@ def workload(
         completion_tokens=lengths.completion,
         sampler=sampler(recipe),
         vllm_share=_vllm_share(recipe, device),
+        vllm_parts=min(recipe.generation.vllm_tensor_parallel_size, spread.processes),
         vllm_sleeps=recipe.generation.vllm_enable_sleep_mode and _vllm_share(recipe, device) > 0,
         on_gpu=device.kind == "cuda",
     )

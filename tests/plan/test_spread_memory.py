@@ -10,7 +10,7 @@ from test_memory import SHAPE, WORK
 from rloo_cli.errors import RefusedError
 from rloo_cli.plan.comparison import advice, compare, sampling_fault
 from rloo_cli.plan.devices import DeviceMemory, check_gpu, find_device, machines_of_gpus
-from rloo_cli.plan.memory import estimate_disk, estimate_memory, loading_bytes, offloaded_bytes
+from rloo_cli.plan.memory import estimate_disk, estimate_memory, loading_bytes, offloaded_bytes, vllm_lacks
 from rloo_cli.plan.remedies import Case, remedy
 from rloo_cli.plan.shape import model_shape
 from rloo_cli.plan.spread import Spread, check_machines, spread_of
@@ -186,3 +186,14 @@ def test_the_terms_are_the_bytes_of_the_tensors(tmp_path, strategy, low):
         assert counted["scored"] - counted["reference"] <= shape.root_parameters * work.compute_bytes * 1.01
         passing = sum(terms[name] for name in ("weights", "master", "gradients", "gathered", "activations", "logits"))
         assert max(counted["forward"], counted["backward"]) <= passing * 1.01
+
+
+def test_vllms_share_has_to_hold_its_weights():
+    colocated = replace(ELSEWHERE, sampler="vllm", low_precision=True, on_gpu=True, vllm_share=round(0.3 * 24 * GIB))
+    own = next(verdict for verdict in compare(BIG, colocated, spread("fsdp2", 16), gpu(24)) if verdict.strategy == "fsdp2")
+    assert not own.fits
+    assert "vLLM lacks" in own.why
+    assert "in its share of 7.20 GiB" in own.why
+    assert own.change == "`generation.vllm_tensor_parallel_size: 2`"
+    assert vllm_lacks(BIG, replace(colocated, vllm_parts=2)) == 0
+    assert vllm_lacks(BIG, ELSEWHERE) == 0
