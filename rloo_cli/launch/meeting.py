@@ -99,6 +99,7 @@ class Meeting:
                     _refuse_other(own, greeting)
             self._raise_of_those_who_left()
             if time.monotonic() > deadline:
+                self.gone |= dict.fromkeys(missing, "did not come")
                 raise RefusedError(self._who_came(missing))
             if time.monotonic() > quiet_until:
                 quiet_until = float("inf")
