@@ -61,6 +61,7 @@ def plan(
     from rloo_cli.plan.prepare import check_recipe
     from rloo_cli.plan.render import render_plan
     from rloo_cli.plan.report import engine_document, launch_command, recipe_document
+    from rloo_cli.plan.spread import check_machines
 
     if no_model and engine:
         raise RefusedError("--engine needs the model that --no-model leaves out: give one of them.")
@@ -70,6 +71,7 @@ def plan(
     asked = {"run.num_processes": num_processes, "run.accelerate_config": accelerate_config}
     fields = [f"{name}={value}" for name, value in asked.items() if value is not None]
     checked = check_recipe(recipe, overrides=[*overrides, *fields], code_dir=code_dir, num_machines=num_machines, is_training=True)
+    check_machines(checked.loaded.num_processes, checked.loaded.num_machines)
     document, fault = recipe_document(checked), None
     document["command"] = launch_command(recipe, overrides, code_dir=code_dir, trust_remote_code=trust_remote_code, launch=launch)
     if no_model:
@@ -82,7 +84,7 @@ def plan(
         from rloo_cli.plan.report import add_data
 
         with reward_runner(checked, log_dir=None) as rewards, errors_placed(checked.loaded), waiting("importing rewards, reading the data"):
-            prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code)
+            prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code, needs_weights=engine)
             from rloo_cli.plan.resources import add_resources
 
             add_data(document, prepared)

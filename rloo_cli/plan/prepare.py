@@ -19,7 +19,7 @@ from rloo_cli.plan.shipped import find_recipe, why_missing
 from rloo_cli.recipe.batch import total_steps
 from rloo_cli.recipe.load import LoadedRecipe, load_recipe
 from rloo_cli.recipe.rules import reward_name
-from rloo_cli.recipe.schema import Recipe, RewardEntry
+from rloo_cli.recipe.schema import ModelSection, Recipe, RewardEntry
 from rloo_cli.rewards.resolve import RewardSource, check_arguments, find_reward
 from rloo_cli.run.environment import usable_cores
 from rloo_cli.run.metrics import evaluation_key, evaluation_keys
@@ -126,7 +126,14 @@ def _check_best_metric(loaded: LoadedRecipe) -> None:
     raise RecipeError(f"{loaded.locate(field)}: {field}: no evaluation reports `{wanted}`; there are {there}, custom/<what a reward logs>.")
 
 
-def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code: bool = False, evaluates: bool | None = None) -> Prepared:
+def prepare(
+    checked: CheckedRecipe,
+    rewards: RewardRunner,
+    *,
+    trust_remote_code: bool = False,
+    evaluates: bool | None = None,
+    needs_weights: bool = True,
+) -> Prepared:
     """Tokenizer, prompts and steps, with the reward functions imported in their workers and their data looked at.
 
     Args:
@@ -134,6 +141,7 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
         rewards: not started yet, so that its workers are forked before torch is imported here.
         trust_remote_code: from the command line.
         evaluates: whether the evaluation split is wanted; None = where the recipe evaluates during training.
+        needs_weights: whether a model without any weights is refused; else it is a notice.
 
     Raises:
         RecipeError: the tokenizer, the data set or a reward function cannot be loaded.
@@ -148,14 +156,13 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
 
     from rloo_cli.data.chat import load_tokenizer
     from rloo_cli.data.dataset import load_prompts
-    from rloo_cli.data.model_folder import check_weights
     from rloo_cli.plan.context import context_length, load_config, vocabulary_size
     from rloo_cli.run.logs import quiet_libraries
 
     quiet_libraries()
     recipe, batch = checked.loaded.recipe, checked.loaded.batch
     tokenizer = load_tokenizer(recipe.model, trust_remote_code=trust_remote_code)
-    check_weights(recipe.model)
+    weights = tuple(_weights_told(recipe.model, needs_weights=needs_weights))
     config = load_config(recipe.model, trust_remote_code=trust_remote_code)
     context = context_length(config)
     limit = max_prompt_tokens(recipe, context)
@@ -183,7 +190,7 @@ def prepare(checked: CheckedRecipe, rewards: RewardRunner, *, trust_remote_code:
         context=context,
         max_prompt_tokens=limit,
         total_steps=total_steps(recipe, batch, len(prompts)),
-        notices=(*_repeats_told(prompts), *notices),
+        notices=(*weights, *_repeats_told(prompts), *notices),
     )
 
 
@@ -243,6 +250,17 @@ def _repeats_told(prompts: PromptSet) -> Iterator[str]:
             f"{prompts.source}: {count:,} of {len(prompts):,} prompts repeat an earlier one ({prompts.place(pair[1])} that of "
             f"{prompts.place(pair[0])}); each row is trained on."
         )
+
+
+def _weights_told(model: ModelSection, *, needs_weights: bool) -> Iterator[str]:
+    from rloo_cli.data.model_folder import check_weights
+
+    try:
+        check_weights(model)
+    except RecipeError as error:
+        if needs_weights or any(Path(model.model_name_or_path).expanduser().glob("*.safetensors")):
+            raise
+        yield error.message
 
 
 def _placed(loaded: LoadedRecipe, index: int, error: RecipeError) -> str:

@@ -17,7 +17,7 @@ from rloo_cli.plan.devices import DeviceMemory, machines_of_gpus
 from rloo_cli.plan.memory import estimate_disk, loading_bytes, offloaded_bytes
 from rloo_cli.plan.numbers import show_size
 from rloo_cli.plan.shape import ModelShape, model_shape
-from rloo_cli.plan.spread import Spread, check_machines, spread_of
+from rloo_cli.plan.spread import Spread, spread_of
 from rloo_cli.plan.work import Workload
 from rloo_cli.plan.workload import lengths_of, workload
 from rloo_cli.recipe.schema import Recipe
@@ -50,7 +50,6 @@ def _spread(prepared: Prepared, device: DeviceMemory) -> Spread:
     machines = loaded.num_machines
     if machines == 1 and device.kind == "cuda":
         machines = machines_of_gpus(loaded.num_processes)
-    check_machines(loaded.num_processes, machines)
     return spread_of(loaded.distribution, processes=loaded.num_processes, machines=machines)
 
 
