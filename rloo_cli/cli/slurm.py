@@ -84,7 +84,7 @@ def slurm(
     The recipe is checked here as it will run there. docs/slurm.md explains the script and what happens when something fails.
     """
     from rloo_cli.launch.slurm_job import submit
-    from rloo_cli.launch.slurm_script import SERVER_MODE, SlurmOptions, TrainCommand, check_options, script
+    from rloo_cli.launch.slurm_script import SERVER_MODE, SlurmOptions, TrainCommand, check_options, job_name, script
     from rloo_cli.plan.prepare import check_recipe
 
     if does_print and does_submit:
@@ -135,7 +135,7 @@ def slurm(
         typer.echo(text, nl=False)
         return
     job = submit(text)
-    typer.echo(f"job {job}: `squeue --job {job}`, `tail -F rloo-{Path(recipe).stem}-{job}.out`, `scancel {job}`")
+    typer.echo(f"job {job}\n  squeue --job {job}\n  tail -F {job_name(recipe)}-{job}.out\n  scancel {job}")
 
 
 def slurm_port(number: Annotated[int, typer.Argument(min=1)] = 1) -> None:

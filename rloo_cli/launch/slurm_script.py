@@ -134,7 +134,7 @@ def script(options: SlurmOptions, train: TrainCommand, loaded: LoadedRecipe, *, 
         o=options,
         title=_title(options, loaded.recipe),
         command=shlex.join(command),
-        job_name=re.sub(r"[^\w.-]+", "-", f"rloo-{name}"),
+        job_name=job_name(train.recipe),
         places=_places(options),
         path=_path(options),
         run=_run(name, train.output_dir or loaded.recipe.run.output_dir),
@@ -143,6 +143,11 @@ def script(options: SlurmOptions, train: TrainCommand, loaded: LoadedRecipe, *, 
         serve=_serve_words(options, loaded.recipe, trust_remote_code=train.trust_remote_code),
     )
     return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def job_name(recipe: str) -> str:
+    """What the job of a recipe is called, in one word; its output file begins so."""
+    return re.sub(r"[^\w.-]+", "-", f"rloo-{Path(recipe).stem}")
 
 
 def _title(options: SlurmOptions, recipe: Recipe) -> str:

@@ -187,9 +187,13 @@ def test_a_refused_recipe_ends_the_job_with_2_and_term_ends_it_with_75(cluster, 
         task.wait_until_held()
         slurm.run("scancel", "--batch", "--signal=TERM", task.job)
         assert task.end() == ("FAILED", "75", "0")
+        command = [sys.executable, "-m", "rloo_cli", "slurm", "mine.yaml", "--gpus-per-node", "0", "--nodes", "2", *FEW, "--submit"]
+        said = slurm.run(*command, "--sbatch-arg=--hold", cwd=task.folder).splitlines()
+        again = said[0].removeprefix("job ")
+        assert said[1:] == [f"  squeue --job {again}", f"  tail -F rloo-mine-{again}.out", f"  scancel {again}"]
         (task.folder / "mine.yaml").unlink()
-        again = slurm.run("sbatch", "--parsable", "job.sbatch", cwd=task.folder).strip()
-        job = slurm.wait_for_end(again, seconds=60)
+        slurm.run("scontrol", "release", again)
+        job = slurm.wait_for_end(again, seconds=120)
         assert (job["JobState"], job["ExitCode"].split(":")[0], job["Restarts"]) == ("FAILED", "2", "0")
 
 
