@@ -8,12 +8,19 @@ from typing import Annotated
 
 import typer
 
+from rloo_cli.cli.completion import complete_run
+
 SEVERAL = "report.html"
 """Where the report of several runs goes: into the working folder, since it is none of theirs alone."""
 
 
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", show_default=False, help="Run folders; several are laid over each other.")],
+    runs: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN…", show_default=False, autocompletion=complete_run, help="Run folders; several are laid over each other."
+        ),
+    ],
     output: Annotated[
         str | None,
         typer.Option(

@@ -11,7 +11,7 @@ from html import unescape
 import pytest
 from hostile import MARK, TEXTS, write_hostile_run
 from reading import read_page
-from synthetic import group, write_run, write_step
+from synthetic import group, write_rollout_steps, write_run, write_step
 
 from rloo_cli.errors import RefusedError
 from rloo_cli.report import page
@@ -163,6 +163,14 @@ def test_a_folder_without_a_run_is_refused(tmp_path):
         html_of(tmp_path)
     with pytest.raises(RefusedError, match="no run folder"):
         html_of(tmp_path / "nowhere")
+
+
+def test_a_long_run_makes_a_page_of_a_few_megabytes(tmp_path):
+    folder = write_run(tmp_path / "run", steps=500)
+    write_rollout_steps(folder, 500, every=50, words=200)
+    html = html_of(folder)
+    assert 200_000 < len(html.encode()) < LIMIT
+    assert len(read_page(html).data["panels"][0]["lines"][0]["x"]) == 500
 
 
 def test_incompressible_rollouts_do_not_make_the_page_large(undrawn, tmp_path, monkeypatch):
