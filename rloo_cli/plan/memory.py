@@ -47,9 +47,14 @@ def estimate_memory(shape: ModelShape, work: Workload, spread: Spread | None = N
         rollout += terms["gradients"]
     if work.vllm_sleeps:
         standing, rollout = standing - terms["vllm"], rollout + terms["vllm"]
-    live = standing + max(rollout, update)
+    live = max(standing + max(rollout, update), _at_start(shape, work, spread))
     terms |= {"allocator": round(ALLOCATOR_SLACK * (live - work.vllm_share)), "runtime": GPU_RUNTIME if work.on_gpu else RUNTIME}
     return {**terms, "peak": live + terms["allocator"] + terms["runtime"]}
+
+
+def _at_start(shape: ModelShape, work: Workload, spread: Spread) -> int:
+    """Where each process has all of it, the weights come to the device as the recipe holds them, whatever they are made to there."""
+    return 0 if spread.is_sharded else shape.parameters * work.weight_bytes
 
 
 def _states(shape: ModelShape, work: Workload, spread: Spread) -> dict[str, int]:
@@ -59,12 +64,17 @@ def _states(shape: ModelShape, work: Workload, spread: Spread) -> dict[str, int]
     return {
         "weights": weights_here * _part(n * held_bytes(work, spread), spread.weight_parts),
         "master": state_here * _part(n * FLOAT32, spread.state_parts) if spread.is_zero else 0,
-        "optimizer": state_here * _part(n * state * OPTIMIZER_STATES[work.optim], spread.state_parts),
+        "optimizer": state_here * _part(n * state * optimizer_numbers(work, spread), spread.state_parts),
         "decode copy": sampling_copy(shape, work, spread),
         "vllm": _vllm(shape, work) if work.sampler == "vllm" else 0,
         "reference": weights_here * _part(_reference(shape, work, spread), spread.weight_parts),
         "gradients": state_here * _part(n * state, spread.state_parts),
     }
+
+
+def optimizer_numbers(work: Workload, spread: Spread) -> int:
+    """Numbers that the optimizer keeps for each parameter. ZeRO gives it flat buffers, which adafactor cannot factor."""
+    return 1 if spread.is_zero and work.optim == "adafactor" else OPTIMIZER_STATES[work.optim]
 
 
 def held_bytes(work: Workload, spread: Spread) -> int:
@@ -145,7 +155,7 @@ def estimate_disk(shape: ModelShape, work: Workload, *, checkpoints: int, rows: 
     """
     spread = spread or Spread()
     weights = shape.parameters * (FLOAT32 if spread.is_zero else work.weight_bytes)
-    checkpoint = weights + shape.parameters * state_bytes(work, spread) * OPTIMIZER_STATES[work.optim]
+    checkpoint = weights + shape.parameters * state_bytes(work, spread) * optimizer_numbers(work, spread)
     text_and_ids = work.completion_tokens * (4 + 4 + 4)  # text, id and log-prob of a token; parquet's compression is left out
     return {
         "checkpoint": checkpoint,

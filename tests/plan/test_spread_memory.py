@@ -41,6 +41,19 @@ def test_bfloat16_is_held_where_the_strategy_computes_in_it(strategy, weights, r
     assert (terms["weights"] / 1e6, terms["reference"] / 1e6) == (weights, reference)
 
 
+def test_whole_weights_come_to_the_device_as_they_are_held():
+    small = replace(ELSEWHERE, low_precision=True, optim="sgd", micro_batch_tokens=8, micro_batch_completion_tokens=5)
+    wide = replace(SHAPE, vocab=100, hidden=64, largest_tensor=10_000)
+    terms = estimate_memory(wide, small, spread("zero2", 1024))
+    assert terms["weights"] == 200e6
+    assert terms["peak"] - terms["allocator"] - terms["runtime"] == 400e6
+
+
+def test_adafactor_cannot_factor_flat_buffers():
+    work = replace(ELSEWHERE, optim="adafactor")
+    assert [estimate_memory(SHAPE, work, spread(name))["optimizer"] for name in ("fsdp2", "zero3")] == [0, 100e6]
+
+
 @pytest.mark.parametrize(("strategy", "copy"), [("ddp", 200), ("zero2", 0), ("fsdp2", 200), ("zero3", 200)])
 def test_parts_cannot_sample(strategy, copy):
     assert estimate_memory(SHAPE, WORK, spread(strategy))["decode copy"] == copy * 1e6
