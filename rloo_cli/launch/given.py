@@ -15,7 +15,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from rloo_cli.errors import NeighbourError, RefusedError, RlooError, StoppedError
-from rloo_cli.launch.cluster import MachineOptions, is_of_layout
+from rloo_cli.launch.cluster import MachineOptions
 from rloo_cli.launch.interface import LOOPBACK, interface_to, network_variables
 from rloo_cli.launch.job import dump_job, read_job
 from rloo_cli.launch.local import held, new_job, train_rank
@@ -57,7 +57,7 @@ class Place:
             job = new_job(checked, target, attempt, notes, trust_remote_code=trust_remote_code, quiet=quiet)
             store = _store(self)  # which is here, where no agent has it, as long as it is held
             store.set(_key(), DECIDED + dump_job(job))
-            _prepare_environment()
+            _choose_network()
             train_rank(job, stop)
 
 
@@ -85,10 +85,8 @@ def place_of(environ: Mapping[str, str]) -> Place | None:
     return Place(rank, world_size, world_size // local)
 
 
-def _prepare_environment() -> None:
-    """Let no variable of the launcher's make accelerate wrap the model, and gloo take the way by which rank 0 is reached."""
-    for name in [name for name in os.environ if is_of_layout(name)]:
-        del os.environ[name]
+def _choose_network() -> None:
+    """Have gloo and NCCL take the way by which rank 0 is reached, where nobody has said another."""
     if network := interface_to(os.environ.get("MASTER_ADDR", LOOPBACK), int(os.environ.get("MASTER_PORT", "29500"))):
         for name, value in network_variables(network).items():
             os.environ.setdefault(name, value)
@@ -132,7 +130,7 @@ def train_as_told(place: Place) -> None:
         if word.startswith(FAILED):
             raise NeighbourError(f"rank 0 ended the run: {word.removeprefix(FAILED)}")
         if word != NOTHING:
-            _prepare_environment()
+            _choose_network()
             train_rank(read_job(word.removeprefix(DECIDED), rank=place.rank), stop)
 
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 
 from rloo_cli.errors import RefusedError
+from rloo_cli.launch.cluster import is_of_layout
 from rloo_cli.launch.job import Job
 from rloo_cli.launch.shared_folder import prove_one_folder
 from rloo_cli.run.ranks import Ranks
-
-LAYING_OUT = ("ACCELERATE_USE_FSDP", "ACCELERATE_USE_DEEPSPEED")
-"""By these accelerate would lay the model out over the ranks itself, in ways of its own (on a CPU, not at all)."""
-
 
 def join_others(job: Job) -> Ranks:
     """This process among the job's others, with which it now has a process group: gloo on a CPU, NCCL on GPUs, a GPU each.
@@ -43,5 +40,5 @@ def join_others(job: Job) -> Ranks:
 
 def keep_layout_ours(environ: MutableMapping[str, str]) -> None:
     """Leave it to the strategy to shard what `accelerate launch` was told to; what that was has been read."""
-    for name in LAYING_OUT:
-        environ.pop(name, None)
+    for name in [name for name in environ if is_of_layout(name)]:
+        del environ[name]
