@@ -33,8 +33,10 @@ def complete_run(incomplete: str) -> list[str]:
 
 
 def complete_recipe_or_run(incomplete: str) -> list[str]:
-    """Both."""
-    return list(dict.fromkeys([*complete_recipe(incomplete), *complete_run(incomplete)]))
+    """Both; what lies in a run is left out."""
+    runs = complete_run(incomplete)
+    inside = tuple(f"{run}/" for run in runs if not run.endswith("/"))
+    return list(dict.fromkeys([*(name for name in complete_recipe(incomplete) if not name.startswith(inside)), *runs]))
 
 
 def _is_run(path: Path) -> bool:

@@ -156,8 +156,8 @@ class Speaker:
         except RecipeError as error:
             raise RefusedError(error.message.removeprefix(MODEL_FIELD)) from error
         self._vocabulary = model.get_input_embeddings().num_embeddings
-        is_plain = self._recipe is not None and self._recipe.training.layout == "plain"
-        self._engine = TransformersEngine(model, tokenizer=self._tokenizer, layout="plain" if is_plain else "auto")
+        # Shared prompts pay for large batches, and finding out whether a model takes them costs more than an answer.
+        self._engine = TransformersEngine(model, tokenizer=self._tokenizer, layout="plain")
 
     @property
     def has_template(self) -> bool:

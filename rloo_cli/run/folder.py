@@ -147,7 +147,7 @@ class RunFolder:
         """The id that the first start gave the run; None where there is none that can be read."""
         try:
             document = json.loads(self.identity.read_bytes())
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return None
         found = document.get("id") if isinstance(document, dict) else None
         return found if isinstance(found, str) else None

@@ -90,7 +90,7 @@ class Manifest:
             document = json.loads(data)
             files = {name: FileEntry(**entry) for name, entry in document["files"].items()}
             manifest = cls(info=document["info"], files=files)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedError(path, "not a manifest (cut off or damaged)") from error
         if manifest.to_bytes() != data:
             raise DamagedError(path, "damaged: it does not match its own sha256")
