@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rloo_cli.errors import RecipeError
+from rloo_cli.recipe.accelerate_keys import StrategyName
 from rloo_cli.recipe.fields import BROKEN, LEAVES, REWARD_LEAVES, SECTIONS, Leaf, closest, fit, shown
 from rloo_cli.recipe.nodes import Broken, Fields, Items, Node, Pair, Place, Problems, Scalar, printable
 from rloo_cli.recipe.paths import PATH_FIELDS, expand_variables, resolve
@@ -171,10 +172,10 @@ class Draft:
                 field_path = f"rewards[{i}].{error.field or 'function'}"
                 self.problems.add(self.locate(field_path), field_path, error.message)
 
-    def check_rules(self, recipe: Recipe, num_processes: int) -> list[str]:
+    def check_rules(self, recipe: Recipe, num_processes: int, strategy: StrategyName = "ddp") -> list[str]:
         """Note what contradicts between fields that are right by themselves; the notices of those rules."""
         notices = []
-        context = Context(recipe, num_processes, frozenset(self._given()))
+        context = Context(recipe, num_processes, frozenset(self._given()), strategy)
         for rule in (*RULES, *VLLM_RULES):
             if rule.reads & self.broken:
                 continue

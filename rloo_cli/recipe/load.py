@@ -95,7 +95,12 @@ def load_recipe(
         )
     if check_reward is not None:
         draft.check_rewards(recipe, check_reward)
-    notices = [*settings.notices, *distribution.notes, *draft.check_other_keys(), *draft.check_rules(recipe, num_processes)]
+    notices = [
+        *settings.notices,
+        *distribution.notes,
+        *draft.check_other_keys(),
+        *draft.check_rules(recipe, num_processes, distribution.strategy),
+    ]
     if problems.count:
         raise recipe_error(problems)
     return LoadedRecipe(

@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
+from rloo_cli.recipe.accelerate_keys import StrategyName
 from rloo_cli.recipe.batch import batch_faults, plan_batches
 from rloo_cli.recipe.fields import LEAVES, REWARD_LEAVES
 from rloo_cli.recipe.schema import Recipe, RewardEntry
@@ -31,6 +32,8 @@ class Context:
     num_processes: int
     given: frozenset[str]
     """Dotted fields that the recipe's author wrote; a field at the top level also by its bare name."""
+    strategy: StrategyName = "ddp"
+    """How the model lies over the processes, whoever says so."""
 
     def is_changed(self, field: str) -> bool:
         """Whether the author wrote the field, and something other than its default (a resolved recipe writes everything out)."""
@@ -247,6 +250,16 @@ def _schedule(context: Context) -> Iterator[Finding]:
 
 BFLOAT16_SAFE_RATE = 1e-5
 """Below it most updates are smaller than half of a bfloat16 weight's last bit and are lost."""
+
+
+@_rule("training.optim", "run.accelerate_config")
+def _parts_suffice(context: Context) -> Iterator[Finding]:
+    if context.recipe.training.optim == "adafactor" and context.strategy != "ddp":
+        yield Finding(
+            "training.optim",
+            f"adafactor looks at whole matrices, of which a process has a part only under {context.strategy}: write `optim: adamw_torch`, or "
+            "`accelerate_config: ddp`.",
+        )
 
 
 @_rule("model.dtype", "training.learning_rate")

@@ -18,6 +18,7 @@ ERRORS = {
     "metric_for_best_model: reward\neval_strategy: epoch\ndataset_test_split: t": "7:24: run.metric_for_best_model: a checkpoint is judged by the evaluation of its own step: write save_strategy steps and eval_strategy epoch alike.",
     "metric_for_best_model: reward\neval_strategy: steps\neval_steps: 30\nsave_steps: 100\ndataset_test_split: t": "7:24: run.metric_for_best_model: a checkpoint is judged by the evaluation of its own step, and save_steps 100 is no multiple of the 30 steps between evaluations: write `eval_steps: 100`, or another that divides it.",
     "lr_scheduler_type: warmup_stable_decay": "7:20: training.lr_scheduler_type: `warmup_stable_decay` needs lr_scheduler_kwargs: {num_decay_steps: …}.",
+    "optim: adafactor\naccelerate_config: fsdp2": "7:8: training.optim: adafactor looks at whole matrices, of which a process has a part only under fsdp2: write `optim: adamw_torch`, or `accelerate_config: ddp`.",
 }
 
 NOTICES = {
@@ -48,6 +49,7 @@ SILENT = [
     "lr_scheduler_type: cosine_with_min_lr\nlr_scheduler_kwargs: {min_lr_rate: 0.1}",
     "warmup_steps: 0.1\nmax_steps: 3",
     "max_steps: 100",
+    "optim: adafactor",
     "metric_for_best_model: eval_reward\ngreater_is_better: false\neval_strategy: steps\ndataset_test_split: t\nsave_steps: 20",
 ]
 
