@@ -113,6 +113,7 @@ class Zero(ABC):
         if zero.optimizer is not optimizer.inner:  # it makes an Adagrad of its own, which has lost groups and schedule
             zero.optimizer = optimizer.inner
             optimizer.inner.state.clear()
+            zero._link_all_hp_params()
             for flat in self._flats(zero):
                 optimizer.inner.state[flat] = {"step": torch.tensor(0.0), "sum": torch.zeros_like(flat, requires_grad=False)}
 
