@@ -1,6 +1,9 @@
 import pytest
 from recipe_texts import VALID, faults_of, lines_of, load
 
+from rloo_cli.errors import RecipeError
+from rloo_cli.recipe.load import load_recipe
+
 ERRORS = {
     "reward_clip_range: [2, -2]": "7:20: algorithm.reward_clip_range: inverted: write [-2, 2].",
     "reward_clip_range: [2, 2.0]": "7:20: algorithm.reward_clip_range: low and high are both 2: every reward would be the same.",
@@ -18,7 +21,6 @@ ERRORS = {
     "metric_for_best_model: reward\neval_strategy: epoch\ndataset_test_split: t": "7:24: run.metric_for_best_model: a checkpoint is judged by the evaluation of its own step: write save_strategy steps and eval_strategy epoch alike.",
     "metric_for_best_model: reward\neval_strategy: steps\neval_steps: 30\nsave_steps: 100\ndataset_test_split: t": "7:24: run.metric_for_best_model: a checkpoint is judged by the evaluation of its own step, and save_steps 100 is no multiple of the 30 steps between evaluations: write `eval_steps: 100`, or another that divides it.",
     "lr_scheduler_type: warmup_stable_decay": "7:20: training.lr_scheduler_type: `warmup_stable_decay` needs lr_scheduler_kwargs: {num_decay_steps: …}.",
-    "optim: adafactor\naccelerate_config: fsdp2": "7:8: training.optim: adafactor looks at whole matrices, of which a process has a part only under fsdp2: write `optim: adamw_torch`, or `accelerate_config: ddp`.",
 }
 
 NOTICES = {
@@ -90,3 +92,12 @@ def test_no_deadline_in_the_trainer_is_a_notice():
 def test_a_reward_has_one_name():
     text = VALID + "  - function: my.accuracy_reward\n    name: mine\n"
     assert [entry.name for entry in load(text).recipe.rewards] == [None, "mine"]
+
+
+def test_an_optimizer_that_needs_whole_matrices_is_no_optimizer_of_shards(tmp_path):
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text(VALID + "optim: adafactor\naccelerate_config: fsdp2\n")
+    with pytest.raises(RecipeError, match=r"r\.yaml:7:8: training\.optim: adafactor looks at whole matrices, .* under fsdp2: write `optim"):
+        load_recipe(recipe, num_processes=2, environ={}, is_training=True)
+    recipe.write_text(VALID + "optim: adafactor\n")
+    load_recipe(recipe, num_processes=2, environ={}, is_training=True)
