@@ -36,7 +36,7 @@ def written(folder: Path, *attempts: list[RankReport], steps: int = 3, log: str 
     run = RunFolder(folder)
     folder.mkdir(parents=True)
     run.metrics.write_text("".join(json.dumps({"step": n, "reward": n / 10}) + "\n" for n in range(1, steps + 1)))
-    run.environment.write_text(json.dumps({"total_steps": 9, "command": ["/x/rloo", "train", "a.yaml"], "working_folder": os.getcwd()}))
+    run.environment.write_text(json.dumps({"total_steps": 9, "command": ["/x/rloo", "train", "a.yaml"], "working_folder": str(Path.cwd())}))
     for number, reports in enumerate(attempts, 1):
         run.attempt(number).mkdir(parents=True)
         (run.attempt(number) / "train.log").write_text(log)
