@@ -63,7 +63,7 @@ def slurm(
         list[str] | None, typer.Option("--setup", metavar="LINE", show_default=False, help="Shell before all else: 'module load cuda'.")
     ] = None,
     signal_seconds: Annotated[
-        int, typer.Option("--signal-seconds", min=10, help="Before the time limit, to save: a checkpoint has to be written in less.")
+        int, typer.Option("--signal-seconds", min=60, help="Before the time limit, to save: a checkpoint has to be written in less.")
     ] = 120,
     max_requeues: Annotated[int, typer.Option("--max-requeues", min=0, help="In a row, without a new checkpoint; then the job ends.")] = 3,
     server_seconds: Annotated[int, typer.Option("--server-seconds", min=1, help="For the server's first token.")] = 3600,

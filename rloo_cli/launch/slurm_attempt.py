@@ -38,6 +38,8 @@ LATE_SECONDS = 30.0
 system."""
 END_SECONDS = 60.0
 """For the server to end when it was asked to."""
+HURRY_SECONDS = 4.0
+"""For each of these three, where a signal has told of an end that SLURM will not put off."""
 TOLD_SECONDS = 60.0
 """Between two lines that say what is waited for."""
 SAVED_SHARE = 0.9
@@ -90,14 +92,18 @@ class Step:
         """Send USR1 to every task, at which `rloo` saves what there is to save, and leaves."""
         self._process.send_signal(signal.SIGUSR1)
 
-    def end(self, *, seconds: float) -> None:
-        """Return when the step has ended: `seconds` for it to do so itself, then its tasks are killed, then srun."""
-        for stop, patience in ((None, seconds), (self._process.terminate, LATE_SECONDS), (self._process.kill, None)):
-            if stop is not None:
-                stop()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(patience)
-                return
+    def wait(self, seconds: float) -> bool:
+        """Whether the step has ended, at the latest after so many seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return self.code is not None
+
+    def kill(self, *, seconds: float) -> None:
+        """Return when the step has ended: its tasks are killed, and after some seconds srun."""
+        self._process.terminate()
+        if not self.wait(seconds):
+            self._process.kill()
+            self._process.wait()
 
 
 def run_attempt(attempt: Attempt, job: slurm_job.SlurmJob, say: Callable[[str], None]) -> int:
@@ -115,15 +121,19 @@ def run_attempt(attempt: Attempt, job: slurm_job.SlurmJob, say: Callable[[str], 
             f"{progress.fruitless} attempts in a row ended without a new checkpoint ({where}): not tried again. "
             f"The logs are in {attempt.logs.parent} and {attempt.run}/logs."
         )
+
+    def is_requeued(verdict: Verdict) -> bool:
+        say(f"{verdict.reason}: exit code {verdict.exit_code}")
+        if not verdict.goes_on:
+            return False
+        if _newest_step(attempt.run) <= progress.step and progress.fruitless == attempt.max_requeues:
+            say(f"not requeued: {progress.fruitless + 1} attempts in a row ended without a new checkpoint")
+            return False
+        return job.requeue(say)
+
     with StopSignal() as stop:
-        verdict = _Watch(attempt, job, stop, say).verdict()
-    say(f"{verdict.reason}: exit code {verdict.exit_code}")
-    if not verdict.goes_on:
-        return verdict.exit_code
-    if _newest_step(attempt.run) <= progress.step and progress.fruitless == attempt.max_requeues:
-        say(f"not requeued: {progress.fruitless + 1} attempts in a row ended without a new checkpoint")
-    elif job.requeue(say):
-        say("requeued: the next attempt goes on from the newest checkpoint")
+        verdict, ends_soon = _Watch(attempt, job, stop, say).outcome(is_requeued)
+    if ends_soon:
         job.wait_for_end()
     return verdict.exit_code
 
@@ -150,17 +160,19 @@ class _Watch:
         self._told = time.monotonic()
         self._began = RunFolder(attempt.run).attempts()
 
-    def verdict(self) -> Verdict:
-        """How it went; none of the steps runs any more."""
-        if self._attempt.server is None:
-            return self._train(None)
-        with _key(self._attempt.server) as address_and_key, _step(self._attempt.server.command) as server:
-            self._say(f"server: {self._attempt.server.url}, log: {self._attempt.logs / 'server.log'}")
-            early = self._before_ready(self._attempt.server, server, *address_and_key)
-            if early is not None:
-                return early
-            self._say("server: ready")
-            return self._train(server)
+    def outcome(self, is_requeued: Callable[[Verdict], bool]) -> tuple[Verdict, bool]:
+        """The verdict, and what `is_requeued` answered to it. None of the steps runs afterwards."""
+        asked = self._attempt.server
+        if asked is None:
+            verdict = self._train(None)
+            return verdict, is_requeued(verdict)
+        with _key(asked) as (address, key), _step(asked.command) as server:
+            self._say(f"server: {asked.url}, log: {self._attempt.logs / 'server.log'}")
+            verdict = self._before_ready(asked, server, address, key) or self._train(server)
+            atomic.remove_file(asked.key)  # first, since SLURM ends this process when the job is requeued
+            server.ask_to_end()
+            server.wait(END_SECONDS if self._stop.received is None else HURRY_SECONDS)
+            return verdict, is_requeued(verdict)
 
     def _before_ready(self, asked: Server, server: Step, address: Address, key: str) -> Verdict | None:
         """None when the server generates; the verdict where that does not come to pass."""
@@ -181,6 +193,7 @@ class _Watch:
                 self._tell(f"waiting for the server for {waited:.0f} s: {readiness.answer}")
         finally:
             readiness.stop()
+        self._say("server: ready")
         return None
 
     def _train(self, server: Step | None) -> Verdict:
@@ -199,26 +212,26 @@ class _Watch:
                 self._say(f"the server ended by itself with {server_code}: stopping the training")
             if not is_asked and (self._stop.received is not None or server_code is not None):
                 is_asked = True
-                seconds = self._attempt.signal_seconds * SAVED_SHARE if self._stop.received is not None else REST_SECONDS
+                seconds = self._attempt.signal_seconds * SAVED_SHARE
                 deadline = min(deadline, time.monotonic() + seconds)
                 self._say(f"{self._stop.received or 'end'}: passed on to the training, which has {seconds:.0f} s to save")
                 training.ask_to_end()
             deadline = min(deadline, time.monotonic() + self._patience(read_records(self._attempt.logs)))
         if training.code is None:
             self._say("the training does not end by itself: its tasks are killed; the last checkpoint stands")
-            training.end(seconds=0.0)
+            training.kill(seconds=self._late)
         return server_code
 
     def _patience(self, records: list[TaskRecord]) -> float:
         """How long to wait for the tasks that have not ended, or for srun to notice that all have."""
         if len(records) == self._attempt.tasks:
-            return LATE_SECONDS
+            return self._late
         decides = any(record.exit_code or record.node == 0 for record in records)
         return REST_SECONDS if decides else float("inf")
 
     def _last_records(self) -> list[TaskRecord]:
         """The records of all tasks, or those that are there after a while."""
-        deadline = time.monotonic() + LATE_SECONDS
+        deadline = time.monotonic() + self._late
         while len(records := read_records(self._attempt.logs)) < self._attempt.tasks and time.monotonic() < deadline:
             time.sleep(POLL_SECONDS)
         return records
@@ -234,6 +247,11 @@ class _Watch:
             is_unwanted=self._is_unwanted(),
         )
 
+    @property
+    def _late(self) -> float:
+        """How long what should have come may be late."""
+        return LATE_SECONDS if self._stop.received is None else HURRY_SECONDS
+
     def _is_unwanted(self) -> bool:
         """Whether whoever stopped the job wants it to stay stopped: TERM says so, unless it comes from another job's need."""
         return self._stop.received not in (None, "SIGUSR1") and not self._job.is_preempted()
@@ -246,14 +264,17 @@ class _Watch:
 
 @contextlib.contextmanager
 def _step(command: Sequence[str]) -> Iterator[Step]:
-    """A step, which has ended when the block has: asked to, then killed."""
+    """A step, which has ended when the block has: where an exception ends that, the tasks may save before they are killed."""
     step = Step(command)
     try:
         yield step
+    except BaseException:
+        step.ask_to_end()
+        step.wait(END_SECONDS)
+        raise
     finally:
         if step.code is None:
-            step.ask_to_end()
-        step.end(seconds=END_SECONDS)
+            step.kill(seconds=LATE_SECONDS)
 
 
 @contextlib.contextmanager

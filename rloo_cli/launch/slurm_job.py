@@ -37,6 +37,7 @@ class SlurmJob:
         except RlooError as error:
             say(f"not requeued, submit it again to go on: {error.message}")
             return False
+        say("requeued: the next attempt goes on from the newest checkpoint")
         return True
 
     def wait_for_end(self) -> None:

@@ -62,7 +62,7 @@ PlugStackConfig=/dev/null
 SlurmdParameters=config_overrides
 ReturnToService=2
 SlurmctldTimeout=30
-SlurmdTimeout=15
+SlurmdTimeout={patience}
 KillWait=5
 MinJobAge=3600
 MessageTimeout=10
@@ -96,13 +96,14 @@ def why_not() -> str | None:
 class Cluster:
     """A running cluster of `nodes` nodes in `folder`; nothing of it is left when the block ends, or when this process dies.
 
-    Each node has eight GPUs that are none (a number in CUDA_VISIBLE_DEVICES for jobs that ask), which is enough to see what SLURM grants.
+    After `patience` seconds SLURM takes a silent node for dead. Each node has eight GPUs that are none (numbers in CUDA_VISIBLE_DEVICES for
+    jobs that ask), which is enough to see what SLURM grants.
     """
 
-    def __init__(self, folder: Path, *, nodes: int, cpus: int = 8, memory: int = 6000, gpus: int = 8) -> None:
+    def __init__(self, folder: Path, *, nodes: int, cpus: int = 8, memory: int = 6000, gpus: int = 8, patience: int = 15) -> None:
         self.folder = folder.resolve()
         self.nodes = [f"n{number + 1}" for number in range(nodes)]
-        self._values = {"nodes": nodes, "cpus": cpus, "memory": memory, "gpus": gpus}
+        self._values = {"nodes": nodes, "cpus": cpus, "memory": memory, "gpus": gpus, "patience": patience}
         self._inits: dict[str, tuple[subprocess.Popen[bytes], int]] = {}
 
     def __enter__(self) -> Cluster:

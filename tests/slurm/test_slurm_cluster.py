@@ -44,8 +44,8 @@ VLLM = ("--set", "generation.max_completion_length=8", "--set", "prompts_per_ste
 
 @pytest.fixture
 def cluster(tmp_path):
-    def start(nodes):
-        return Cluster(tmp_path / "cluster", nodes=nodes)
+    def start(nodes, **options):
+        return Cluster(tmp_path / "cluster", nodes=nodes, **options)
 
     return start
 
@@ -135,7 +135,7 @@ def test_a_run_on_two_nodes_is_stopped_requeued_and_ends_with_the_bits_of_one_th
 @pytest.mark.slow
 def test_the_time_limit_makes_the_job_save_and_go_on(cluster, tmp_path):
     with cluster(2) as slurm:
-        task = Task(slurm, tmp_path, "--nodes", "2", "--time", "3", "--signal-seconds", "40", is_open=False)
+        task = Task(slurm, tmp_path, "--nodes", "2", "--time", "3", "--signal-seconds", "60", is_open=False)
         slurm.wait_for("the signal", lambda: "SIGUSR1: passed on to the training" in task.output, seconds=240)
         task.open()
         assert task.end() == ("COMPLETED", "0", "1")
@@ -166,6 +166,20 @@ def test_a_job_whose_node_is_powered_off_goes_on_when_it_is_back(lost, cluster, 
         slurm.boot(lost)
         task.open()
         task.wait_for_attempt(2)
+        assert task.end() == ("COMPLETED", "0", "1")
+        assert "resuming runs" in task.output
+
+
+@pytest.mark.slow
+def test_a_machine_that_rloo_misses_before_slurm_does_has_the_job_requeued(cluster, tmp_path):
+    with cluster(2, patience=600) as slurm:
+        task = Task(slurm, tmp_path, "--nodes", "2", is_open=False)
+        task.wait_until_held()
+        slurm.power_off("n2")
+        slurm.wait_for("a requeue", lambda: "requeued: " in task.output, seconds=400)
+        assert "nothing was heard of the end on node 1 of 2: exit code 1" in task.output
+        slurm.boot("n2")
+        task.open()
         assert task.end() == ("COMPLETED", "0", "1")
         assert "resuming runs" in task.output
 
