@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rloo_cli.plan.numbers import FLOAT32
+from rloo_cli.plan.numbers import BFLOAT16, FLOAT32
 from rloo_cli.plan.shape import ModelShape
 from rloo_cli.plan.spread import Spread
 from rloo_cli.plan.work import Workload
@@ -22,7 +22,9 @@ def gathered(shape: ModelShape, work: Workload, spread: Spread) -> int:
         case "fsdp2":
             return _fsdp_layers(shape, work, spread)
         case "zero2":
-            return _zero_buckets(shape, work, spread)
+            # A micro-batch's gradient of this process's part stands beside the sum of those before until it is added.
+            own = -(-shape.parameters // spread.state_parts) * (FLOAT32 + (BFLOAT16 if work.low_precision else 0))
+            return own + _zero_buckets(shape, work, spread)
         case "zero3":
             return min(shape.parameters, spread.live_parameters) * work.compute_bytes + _zero_buckets(shape, work, spread)
 

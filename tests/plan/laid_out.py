@@ -75,10 +75,11 @@ def states(rank, name, low):
     watch = Watch(strategy.policy.model)
     group = GroupRows(group=0, prompt_ids=(1, 2, 3), rows=(0, 1), completion_ids=((4, 5, 6), (7, 8)))
     batch = build_scoring_batch([group], "packed", torch.device("cpu"))
-    with strategy.autocast():
-        logp_N, _ = strategy.forward(batch)
-    strategy.backward(logp_N.sum(), is_last=True)
-    del logp_N
+    for is_last in (False, True):
+        with strategy.autocast():
+            logp_N, _ = strategy.forward(batch)
+        strategy.backward(logp_N.sum(), is_last=is_last)
+        del logp_N
     found |= {way: most - before for way, most in watch.most.items()}
     norm, _ = strategy.gradient_norm()
     gradients = [p.grad for p in strategy.policy.parameters()]
