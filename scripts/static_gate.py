@@ -99,6 +99,7 @@ ALLOWED: dict[tuple[str, str], str] = {
     ("rloo_cli/serving/serve.py", "write"): "the server's scratch folder, gone with it",
     ("rloo_cli/training/engines.py", "network"): "the name of this machine",
     ("rloo_cli/training/final_model.py", "write"): "transformers writes into a folder that atomic.py makes durable and renames",
+    ("rloo_cli/training/model_files.py", "write"): "transformers writes into a folder that atomic.py makes durable and renames",
 }
 """(file, kind of finding) → why it is right there. A folder stands for all files below it."""
 
