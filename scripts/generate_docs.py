@@ -14,6 +14,7 @@ from memory_table import memory_rows
 
 from rloo_cli import errors
 from rloo_cli.cli.fields import SECTIONS, section_fields
+from rloo_cli.doctor.floors import FLOORS
 from rloo_cli.plan.comparison import BY_WEIGHT
 from rloo_cli.report.health import checks_table
 from rloo_cli.run.metrics import METRICS
@@ -67,6 +68,13 @@ def memory_table() -> str:
     return table(("model", "GPUs", "sampling", *BY_WEIGHT), memory_rows())
 
 
+def floors_table() -> str:
+    """Every version below which `rloo doctor` warns."""
+    return table(
+        ("package", "from", "advisory", "what the fault does"), ((f"`{f.package}`", f.version, f.advisory, f.because) for f in FLOORS)
+    )
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "fields": fields_table,
     "metrics": metrics_table,
@@ -74,6 +82,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "exit-codes": exit_codes_table,
     "memory": memory_table,
     "checks": checks_markdown,
+    "floors": floors_table,
 }
 
 

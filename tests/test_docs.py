@@ -79,7 +79,7 @@ def test_every_command_line_names_what_exists(case):
     _, line = case
     words = expand_resume(shlex.split(line.split("#")[0].split("|")[0].split(">")[0]))[1:]
     if words and words[0].startswith("-"):
-        assert words[0] in ("--help", "--version")
+        assert words[0] in ("--help", "--version", "--install-completion", "--show-completion")
         return
     assert words[0] in COMMANDS, f"no command {words[0]}"
     command = COMMANDS[words.pop(0)]
