@@ -81,6 +81,10 @@ class Contact:
         now = time.monotonic()
         return {other: now - when for other, (_, when) in self._heard.items()}
 
+    def give_up(self, why: str) -> None:
+        """Take the store for gone, though the thread may still wait for it."""
+        self.broken = self.broken or why
+
     def is_all_sent(self) -> bool:
         """Whether everything that was to be told is in the list, or never will be."""
         return self._unsent == 0 or self.broken is not None
@@ -89,7 +93,7 @@ class Contact:
         beat, read = 0, 0
         try:
             store = self._connect()
-            while not self._closing.is_set():
+            while not self._closing.is_set() and self.broken is None:
                 self._wake.clear()
                 self._send(store)
                 store.set(_beat(self._machine), str(beat))
@@ -98,7 +102,7 @@ class Contact:
                 beat += 1
                 self._wake.wait(BEAT_SECONDS)
         except RuntimeError as error:  # torch's own kinds are such
-            self.broken = (str(error).splitlines() or [""])[0]
+            self.give_up((str(error).splitlines() or [""])[0])
             logger.info("no contact any more: %s", self.broken)
 
     def _send(self, store: TCPStore) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -186,10 +187,9 @@ def opened(cluster: Cluster) -> Iterator[Meeting]:
     Raises:
         RefusedError: the port is taken.
     """
-    from torch.distributed import TCPStore
-
+    make = _store_class()
     try:
-        store = TCPStore(LOOPBACK, cluster.port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=STORE_SECONDS))
+        store = make(LOOPBACK, cluster.port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=STORE_SECONDS))
     except RuntimeError as error:
         line = (str(error).splitlines() or [""])[0]
         raise RefusedError(
@@ -212,16 +212,27 @@ def joined(cluster: Cluster, say: Callable[[str], None]) -> Iterator[tuple[Meeti
     Raises:
         RefusedError: nothing answers where machine 0 should be.
     """
-    from torch.distributed import TCPStore
-
+    make = _store_class()
     own, reached = _wait_for_port(cluster, say)
     try:
-        store = TCPStore(cluster.host, cluster.port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
+        store = make(cluster.host, cluster.port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS))
     except RuntimeError as error:
         raise RefusedError(f"what answers at {cluster.host}:{cluster.port} is no launcher of rloo: see --main-process-port.") from error
     with _contact(cluster, cluster.host) as contact, contextlib.ExitStack() as stack:
         stack.push(lambda kind, error, trace: _tell_leaving(contact, error))
         yield Meeting(cluster, store, contact, interface=interface_of(own)), reached
+
+
+def _store_class() -> type[TCPStore]:
+    """Torch's store, which does not tell the terminal about hosts whose names it cannot look up."""
+    name = "TORCH_CPP_LOG_LEVEL"
+    is_asked_for = name in os.environ
+    os.environ.setdefault(name, "ERROR")  # read while torch is imported
+    from torch.distributed import TCPStore
+
+    if not is_asked_for:
+        del os.environ[name]
+    return TCPStore
 
 
 def _wait_for_port(cluster: Cluster, say: Callable[[str], None]) -> tuple[str, str]:
@@ -244,10 +255,9 @@ def _wait_for_port(cluster: Cluster, say: Callable[[str], None]) -> tuple[str, s
 
 
 def _contact(cluster: Cluster, host: str) -> Contact:
-    from torch.distributed import TCPStore
-
+    make = _store_class()
     return Contact(
-        lambda: TCPStore(host, cluster.port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS)),
+        lambda: make(host, cluster.port, is_master=False, timeout=timedelta(seconds=STORE_SECONDS)),
         machine=cluster.machine_rank,
         num_machines=cluster.num_machines,
     )

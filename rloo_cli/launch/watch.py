@@ -102,6 +102,8 @@ class Watch:
         logger.warning("%s", error.message)
         self._lost[machine] = error
         self._meeting.gone.setdefault(machine, error.message)
+        if machine == 0:
+            self._meeting.contact.give_up("machine 0 is gone, and the store with it")
         self._end_within(grace)
 
     def _end_within(self, seconds: float) -> None:
