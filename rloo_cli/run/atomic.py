@@ -11,6 +11,7 @@ import errno
 import json
 import logging
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -24,6 +25,10 @@ logger = logging.getLogger(__name__)
 
 WRITE_CHUNK = 16 << 20
 """Bytes of one write call: large enough to cost nothing, small enough for a signal to be noticed in between."""
+
+
+OF_SYSTEM = re.compile(r"\(os error (\d+)\)$")
+"""How a library written in Rust ends what it says of an error of the operating system's."""
 
 
 class FileSystem:
@@ -248,6 +253,9 @@ class AtomicFolder:
                 raise error
         if type(error).__module__.startswith("safetensors"):  # its errors are no OSErrors: "I/O error: No space left on device"
             raise StorageError(f"cannot write {self.target}: {error}") from error
+        if type(error) is Exception and (match := OF_SYSTEM.search(str(error))):  # so says tokenizers
+            with storage_errors("write", self.target):
+                raise OSError(int(match[1]), os.strerror(int(match[1]))) from error
 
     def _commit(self) -> None:
         with storage_errors("write", self.target):

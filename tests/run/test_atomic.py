@@ -7,6 +7,8 @@ import stat
 
 import pytest
 from failpoints import FailingFileSystem, leftovers
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
 from rloo_cli.errors import StorageError
 from rloo_cli.run import atomic
@@ -269,3 +271,14 @@ def test_removing_a_tree_does_not_follow_links(tmp_path):
     atomic.remove_tree(tmp_path / "tree")
     assert not (tmp_path / "tree").exists()
     assert (tmp_path / "keep" / "file").exists()
+
+
+def test_a_full_disk_that_tokenizers_finds_is_told_as_any_other(tmp_path):
+    """It raises a plain Exception, `No space left on device (os error 28)`."""
+    (tmp_path / "tokenizer.json").symlink_to("/dev/full")
+    with (
+        pytest.raises(StorageError, match=r"cannot write .*out: No space left on device .*Free some space"),
+        atomic.AtomicFolder(tmp_path / "out"),
+    ):
+        Tokenizer(BPE(vocab={str(n): n for n in range(5000)}, merges=[])).save(str(tmp_path / "tokenizer.json"))
+    assert not (tmp_path / "out").exists()
