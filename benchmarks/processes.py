@@ -266,6 +266,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="steps of each side that are measured, after one of warm-up (default: 5)")
     parser.add_argument("--json", action="store_true", help="print the figures as one JSON document, after the tables")
     arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no side is left behind
     results = []
     for name in arguments.models:
         results.append(measure(name, arguments.strategies, arguments.rounds))
