@@ -141,7 +141,7 @@ class State:
         longest = params["max_tokens"]
         tokens = [draw.randrange(32, 127) for _ in range(draw.randint(1, longest + 2))][:longest]
         ended = len(tokens) < longest
-        tokens += [EOS] * ended
+        tokens += [self.identity.get("eos", EOS)] * ended
         content = [{"token_id": token, "logprob": -1.5, "rank": 1, "top_logprobs": []} for token in tokens]
         versions = [{"version": self.version, "start": 0, "end": len(tokens)}]
         reason = "stop" if ended else "length"

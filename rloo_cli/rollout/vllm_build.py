@@ -7,6 +7,7 @@ import os
 import re
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ CONCURRENT_ROWS = 64
 """Rows of full length that the CPU's key-value cache has room for at once; shorter ones are more."""
 CPU_BLOCK = 32
 """Tokens of a cache block on the CPU, the least that its kernels like: prompts are shared in whole blocks."""
+
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where POSIX shared memory has its names
 
 VALIDATION_HEADING = re.compile(r"\d+ validation errors? for ")
 
@@ -121,6 +124,7 @@ def _build(settings: EngineSettings, tokenizer: Any) -> Any:
         )
     if current_platform.is_cpu():
         keep_plain_weights()
+        unname_shared_memory()
         # Would bind all memory of this process, the trainer's too, to one NUMA node.
         torch.ops._C.init_cpu_memory_env = lambda nodes: None
     ranks_here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # vLLM overwrites it
@@ -229,6 +233,24 @@ def keep_plain_weights() -> None:
 
     keeping.keeps_plain = True  # type: ignore[attr-defined]
     utils.dispatch_cpu_unquantized_gemm = keeping
+
+
+def unname_shared_memory() -> None:
+    """Have the shared memory in which workers of vLLM's CPU build meet lose its name once all have joined: vLLM leaves it for ever."""
+    from vllm.distributed.device_communicators import cpu_communicator
+
+    shared: Any = cpu_communicator._CPUSHMDistributed
+    join = shared._init_cpu_shm
+    if getattr(join, "unnames", False):
+        return
+
+    def joined(self: Any) -> int:
+        handle = int(join(self))  # ends with a barrier
+        (SHARED_MEMORY / f"{self.group_name}_{self.communicator.rank}").unlink(missing_ok=True)
+        return handle
+
+    joined.unnames = True  # type: ignore[attr-defined]
+    shared._init_cpu_shm = joined
 
 
 def lay_out_again(model: torch.nn.Module) -> None:

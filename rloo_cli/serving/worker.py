@@ -2,6 +2,7 @@
 
 - The CPU build packs linear layers with oneDNN and drops their weights, so that no new ones can be loaded; it is told that there is no oneDNN.
 - The backend for weight transfers is registered.
+- Shared memory of the CPU build loses its name once its workers have it.
 - A trainer that died in an update leaves it open, and vLLM would refuse to begin another. An error would do for one worker; with several,
   vLLM reads their answers in the wrong order after one.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rloo_cli.rollout.vllm_build import unname_shared_memory
 from rloo_cli.serving.transfer import register
 
 
@@ -25,6 +27,7 @@ def keep_weights_loadable() -> None:
         from vllm import _custom_ops
 
         _custom_ops._supports_onednn = False
+        unname_shared_memory()
 
 
 def let_updates_begin_anew() -> None:
