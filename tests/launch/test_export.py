@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 
 import pytest
 import tiny
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig
+from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Qwen2Config
 
 from rloo_cli.cli.app import exit_code_of
 from rloo_cli.run.atomic import AtomicFolder
@@ -216,6 +218,43 @@ def test_what_cannot_be_exported_is_told_in_one_line_and_leaves_nothing(run, tmp
     assert says.format(**places) in errors
     assert errors.count("\n") == 1
     assert sorted(tmp_path.rglob("*")) == there
+
+
+MEASURED = """
+import resource, sys
+from pathlib import Path
+from rloo_cli.launch.export import _skeleton, choose_checkpoint, export
+from rloo_cli.training import model_files
+
+checkpoint, _ = choose_checkpoint(sys.argv[1], None)
+_skeleton(checkpoint)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+export(checkpoint, Path(sys.argv[2]), dtype=sys.argv[3] if len(sys.argv) > 3 else None)
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "tensors"), [([], 1), (["bfloat16"], 1.5)])
+def test_memory_is_bounded_by_the_largest_tensor(tmp_path, dtype, tensors):
+    config = Qwen2Config(
+        vocab_size=20_000,
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=16,
+        num_attention_heads=8,
+        num_key_value_heads=2,
+        tie_word_embeddings=True,
+    )
+    model = AutoModelForCausalLM.from_config(config)
+    path = write_checkpoint(tmp_path / "000004", model, ELEMENTS)
+    largest, total = max(p.nbytes for p in model.parameters()), sum(p.nbytes for p in model.parameters())
+    assert total > 6 * largest
+    del model
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURED, str(path), str(tmp_path / "out"), *dtype], capture_output=True, text=True, check=True, timeout=250
+    )
+    assert int(done.stdout) < tensors * largest + (16 << 20)
 
 
 def test_a_final_model_is_one_already(run, tmp_path, capsys):
