@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from rloo_cli.errors import RefusedError
 from rloo_cli.run.ranks import Ranks
 
 M = TypeVar("M", bound=torch.nn.Module)
@@ -44,12 +45,30 @@ def without_weights(module: M) -> M:
 
 
 def agree_on_types(model: torch.nn.Module, ranks: Ranks) -> None:
-    """Give the tensors of a model without weights the types that the main rank's have, which a configuration alone does not tell."""
-    types = ranks.broadcast({path: getattr(owner, name).dtype for owner, name, path in places(model)})
+    """Give the tensors of a model without weights the types that the main rank's have, which a configuration alone does not tell.
+
+    Raises:
+        RefusedError: the main rank's model has other tensors, so that the ranks could not go through them together.
+        NeighbourError: so it is on another rank.
+    """
+    own = {path: getattr(owner, name) for owner, name, path in places(model)}
+    first = {id(tensor): path for path, tensor in reversed(own.items())}
+    described = [(path, tuple(tensor.shape), first[id(tensor)]) for path, tensor in own.items()]
+    theirs, types = ranks.broadcast((described, {path: tensor.dtype for path, tensor in own.items()}))
+    ranks.together(lambda: _refuse_others(theirs, described))
     exchange = Exchange(model)
     for owner, name, path in places(model):
         if getattr(owner, name).is_meta:
             exchange.replace(owner, name, lambda old, dtype=types[path]: old.to(dtype))  # type: ignore[misc]
+
+
+def _refuse_others(theirs: list[tuple[str, tuple[int, ...], str]], own: list[tuple[str, tuple[int, ...], str]]) -> None:
+    if own != theirs:
+        name = next((ours[0] for ours, other in zip(own, theirs, strict=False) if ours != other), "their number")
+        raise RefusedError(
+            f"this process would build another model than rank 0 has loaded; they differ in {name}: give all machines the same files, and the "
+            "same version of transformers."
+        )
 
 
 def fill(module: torch.nn.Module, exchange: Exchange, ranks: Ranks, device: torch.device, *, recurse: bool = True) -> None:

@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from rloo_cli.errors import EngineError, NonFiniteError, RefusedError, StoppedError, StorageError
+from rloo_cli.recipe.accelerate_config import Distribution
 from rloo_cli.recipe.batch import plan_batches
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.checkpoint import find_checkpoint, list_steps
@@ -20,6 +21,7 @@ from rloo_cli.run.progress import Progress
 from rloo_cli.run.signals import StopSignal
 from rloo_cli.training import auto, setup
 from rloo_cli.training.inputs import TrainingInputs
+from rloo_cli.training.skeleton import without_weights
 from rloo_cli.training.train import train
 from rloo_cli.training.update import Updater
 
@@ -43,12 +45,13 @@ def make_recipe(**changes):
     return Recipe.model_validate(document)
 
 
-def start(path, monkeypatch, *, stop_at=None, resume=None, model=tiny.qwen2, on_generate=lambda step: None, **changes):
+def start(path, monkeypatch, *, stop_at=None, resume=None, model=tiny.qwen2, on_generate=lambda step: None, strategy="ddp", **changes):
     """Run to the end, or until a stop asked for as soon as step `stop_at` is recorded (0: while the first batch is generated)."""
     recipe, folder, signal = make_recipe(**changes), RunFolder(path), StopSignal()
     folder.prepare()
     engine = fakes.FakeEngine(on_generate=lambda step: signal.request("SIGTERM") if stop_at == 0 else on_generate(step))
     monkeypatch.setattr(setup, "load_model", lambda *a, **k: model())
+    monkeypatch.setattr(setup, "empty_model", lambda *a, **k: without_weights(model()))
     monkeypatch.setattr(setup, "prepare_engine", lambda *a, **k: fakes.FakeMaker(engine))
     console = Console(quiet=True)
     with Progress(STEPS, console=console) as progress:
@@ -68,6 +71,7 @@ def start(path, monkeypatch, *, stop_at=None, resume=None, model=tiny.qwen2, on_
                 resume_from=resume,
                 trust_remote_code=False,
                 progress=progress,
+                distribution=Distribution(strategy=strategy),
                 stop=signal,
             )
         )

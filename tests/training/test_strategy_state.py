@@ -2,16 +2,24 @@
 
 import copy
 
+import processes
 import pytest
 import rig
+import test_ranks_run
+import test_run
+import test_strategies
 import tiny
 import torch
 from accelerate import Accelerator
 from processes import run_ranks
+from safetensors.torch import load_file
 
-from rloo_cli.errors import NeighbourError, NonFiniteError
+from rloo_cli.errors import NeighbourError, NonFiniteError, StoppedError
 from rloo_cli.recipe.accelerate_config import Distribution
 from rloo_cli.recipe.schema import TrainingSection
+from rloo_cli.run.checkpoint import find_checkpoint
+from rloo_cli.run.folder import RunFolder
+from rloo_cli.run.metrics import read_metrics
 from rloo_cli.run.ranks import join_ranks
 from rloo_cli.run.shards import SavedState
 from rloo_cli.run.signals import StopRequested
@@ -19,6 +27,8 @@ from rloo_cli.training import auto
 from rloo_cli.training.optimizer import build_optimizer
 
 STRATEGIES = ("fsdp2", "zero2", "zero3")
+CASES = ("reference and cut groups", "one rank without rows", "nobody has rows", "plain, checkpointing, recomputed head")
+RUN = {"algorithm__num_iterations": 2, "algorithm__beta": 0.1, "training__optim": "sgd", "training__learning_rate": 0.1}
 
 
 def adam(policy, name="adamw_torch"):
@@ -135,42 +145,85 @@ def unpackable(ranks, strategy):
     return policy.layout, rig.whole(made.strategy)
 
 
-def on_rank(rank, strategy):
+def runs(strategy, folder):
+    """A whole run, and one that is stopped and goes on, each in its folder."""
+    start = lambda name, **options: test_run.start(folder / name, test_ranks_run.Forever, strategy=strategy, **options, **RUN)  # noqa: E731
+    start("whole")
+    try:
+        start("stopped", stop_at=3)
+    except StoppedError as error:
+        told = str(error)
+    torch.distributed.barrier()
+    start("stopped", resume=find_checkpoint(RunFolder(folder / "stopped").checkpoints))
+    return told
+
+
+def on_rank(rank, strategy, folder):
     Accelerator(cpu=True)
     ranks = join_ranks()
+    distribution = Distribution(strategy=strategy)
     return {
+        "steps": {case: test_strategies.step(case, strategy, ranks, distribution) for case in CASES},
         "state": state(ranks, strategy),
         "adagrad": state(ranks, strategy, "adagrad")["third"],
         "NaN": failing(ranks, strategy, NonFiniteError("the loss is nan")),
         "stop": failing(ranks, strategy, None),
         "gradient": bad_gradient(ranks, strategy),
-        "unpackable": unpackable(ranks, strategy),
+        "unpackable": unpackable(ranks, strategy) if strategy != "zero2" else None,
+        "told": runs(strategy, folder),
     }
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_what_two_ranks_keep_and_give_back(strategy, tmp_path):
-    main, other = run_ranks(on_rank, 2, tmp_path, strategy)
+def test_two_ranks(strategy, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "SECONDS", 280)
+    (tmp_path / "runs").mkdir()
+    found = run_ranks(on_rank, 2, tmp_path, strategy, tmp_path / "runs")
+    test_strategies.compare(strategy, CASES, [by_rank["steps"] for by_rank in found])
+    check_state(found)
+    check_endings(*found)
+    check_runs(found, tmp_path, monkeypatch)
+
+
+def check_state(found):
+    """Weights and state are all there, no rank has much more than its half, and whoever takes them up goes on alike."""
     alone = updater(tiny.qwen2(), None, None)
     count = len(rig.whole(alone.strategy))
     take_steps(alone, (1, 2))
-    for found in (main["state"], other["state"]):
-        assert torch.allclose(found["weights"][0], rig.whole(alone.strategy), rtol=1e-4, atol=1e-5)
-        assert torch.equal(*found["weights"])
-        assert torch.equal(*found["third"])
-        assert found["held"] < 0.6 * count
-        assert found["bad"] is None
-        assert found["names"] == [name for name, _ in alone.strategy.named_tensors()]
+    for kept in (by_rank["state"] for by_rank in found):
+        assert torch.allclose(kept["weights"][0], rig.whole(alone.strategy), rtol=1e-4, atol=1e-5)
+        assert torch.equal(*kept["weights"])
+        assert torch.equal(*kept["third"])
+        assert kept["held"] < 0.6 * count
+        assert kept["bad"] is None
+        assert kept["names"] == [name for name, _ in alone.strategy.named_tensors()]
     resumed = updater(tiny.qwen2(seed=9), None, None)
-    resumed.strategy.load_state(saved(*main["state"]["saved"]))
+    resumed.strategy.load_state(saved(*found[0]["state"]["saved"]))
     take_steps(resumed, (3,))
-    assert torch.allclose(rig.whole(resumed.strategy), main["state"]["third"][0], rtol=1e-4, atol=1e-5)
-    assert torch.equal(*main["adagrad"])
+    assert torch.allclose(rig.whole(resumed.strategy), found[0]["state"]["third"][0], rtol=1e-4, atol=1e-5)
+    assert torch.equal(*found[0]["adagrad"])
+
+
+def check_endings(main, other):
+    """A failure or a stop on one rank ends the step on both, with nothing updated."""
     assert (main["NaN"], other["NaN"]) == (("NeighbourError", True), ("NonFiniteError", True))
     assert (main["stop"], other["stop"]) == (("StopRequested", True),) * 2
     assert all("the gradient norm is nan" in found["gradient"][0] and found["gradient"][1] for found in (main, other))
-    layout, weights = main["unpackable"]
-    assert layout == "plain"
-    single = updater(tiny.falcon_h1(), None, None, layout="plain")
-    take_steps(single, (1,))
-    assert torch.allclose(weights, rig.whole(single.strategy), rtol=1e-4, atol=1e-5)
+    if main["unpackable"] is not None:
+        layout, weights = main["unpackable"]
+        assert layout == "plain"
+        single = updater(tiny.falcon_h1(), None, None, layout="plain")
+        take_steps(single, (1,))
+        assert torch.allclose(weights, rig.whole(single.strategy), rtol=1e-4, atol=1e-5)
+
+
+def check_runs(found, tmp_path, monkeypatch):
+    """A run has the metrics of one process; stopped and resumed it has its own bits."""
+    assert all("SIGTERM: step 3 is saved" in by_rank["told"] for by_rank in found)
+    whole, stopped = (RunFolder(tmp_path / "runs" / name) for name in ("whole", "stopped"))
+    assert test_run.gold(whole) == test_run.gold(stopped)
+    one = test_run.start(tmp_path / "one", monkeypatch, **RUN)
+    test_ranks_run.close(read_metrics(whole.metrics), read_metrics(one.metrics))
+    ours, theirs = (load_file(folder.final / "model.safetensors") for folder in (whole, one))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-4) for name in theirs)
