@@ -176,15 +176,3 @@ def _store_exactly(linear: torch.nn.Linear, dtype: torch.dtype) -> None:
         low = parameter.data.to(dtype)
         if torch.equal(low.to(parameter.dtype), parameter.data):
             parameter.data = low
-
-
-def trainable_state(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The model's tensors by name, each shared tensor (tied embeddings) once, contiguous, on the CPU, detached."""
-    seen: set[int] = set()
-    state = {}
-    for name, tensor in model.state_dict().items():
-        if tensor.data_ptr() in seen and tensor.numel():
-            continue
-        seen.add(tensor.data_ptr())
-        state[name] = tensor.detach().cpu().contiguous()
-    return state

@@ -79,7 +79,6 @@ def digest_of(tensors):
 def remember_the_weights(file):
     """Leave the hash of the weights in memory in a file, however the loop ends."""
     from rloo_cli.training import train
-    from rloo_cli.training.policy import trainable_state
 
     loop = train.run_loop
 
@@ -87,8 +86,8 @@ def remember_the_weights(file):
         try:
             loop(run)
         finally:
-            state = trainable_state(run.updater.policy.model)
-            file.write_text(digest_of({name: tensor.numpy().tobytes() for name, tensor in state.items()}))
+            state = run.updater.strategy.local_state().model
+            file.write_text(digest_of({name: shard.values.numpy().tobytes() for name, shard in state.items()}))
 
     train.run_loop = loop_and_look
 

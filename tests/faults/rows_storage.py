@@ -274,7 +274,8 @@ def flip(data):
 
 def damage_each_file(bench, kinds):
     base = stopped_after_two_saves(bench, settings=["num_iterations=3"])  # a batch serves three steps, so one is in the checkpoint
-    names = sorted(path.name for path in (base.folder / "checkpoints" / SAVED).iterdir())
+    saved = base.folder / "checkpoints" / SAVED
+    names = sorted(path.relative_to(saved).as_posix() for path in saved.rglob("*") if path.is_file())
     bench.expect("nothing lost", "experience.safetensors" in names, f"a checkpoint of {names} only")
     for name in names:
         for kind, damage in kinds.items():
