@@ -28,8 +28,9 @@ STYLES = {
     StateName.DIED: "red",
 }
 MOST_WARNINGS = 5
-CURVE_WIDTH = 16
-"""Characters, so that a page fits into 80."""
+NARROWEST_CURVE, WIDEST_CURVE = 8, 48
+CURVE_MARGIN = 13
+"""Characters between the columns of the table of curves."""
 COMPLAINTS = (StateName.FAILED, StateName.DIED, StateName.STOPPED)
 
 
@@ -134,7 +135,7 @@ def run_parts(console: Console, facts: RunFacts, saved: Sequence[SavedStep]) -> 
         yield Text("  " + visible(summary.reason), style=STYLES.get(summary.state, ""))
     yield from _pairs(_identity(facts))
     yield from _titled("Recipe, where it differs from the defaults", _pairs(_recipe_lines(facts)))
-    yield from _titled("Curves", [_curve_table(curves(facts.metrics))] if facts.metrics.train or facts.metrics.evaluations else [])
+    yield from _titled("Curves", [_curve_table(console, found)] if (found := curves(facts.metrics)) else [])
     if facts.metrics.damaged_lines:
         lines = plural(facts.metrics.damaged_lines, "line")
         yield Text(f"  left out of metrics.jsonl, since damaged: {lines}", style="yellow")
@@ -203,16 +204,23 @@ def _recipe_lines(facts: RunFacts) -> list[tuple[str, str]]:
     ]
 
 
-def _curve_table(found: Sequence[Curve]) -> RenderableType:
+def _curve_table(console: Console, found: Sequence[Curve]) -> RenderableType:
+    """Curves as wide as the terminal leaves room for."""
     table = columns(["", "", "first", "last", "low", "high"], left=["", ""])
     table.pad_edge = table.columns[0].no_wrap = True
-    for curve in found:
-        table.add_row(
-            visible(curve.key),
-            sparkline(curve.values, CURVE_WIDTH),
-            *(number(value, ".3g") for value in (curve.values[0], curve.last, curve.low, curve.high)),
-        )
+    rows = [
+        (curve, visible(curve.key), [_rounded(value) for value in (curve.values[0], curve.last, curve.low, curve.high)]) for curve in found
+    ]
+    taken = max(len(key) for _, key, _ in rows) + sum(max(len(cells[i]) for _, _, cells in rows) for i in range(4)) + CURVE_MARGIN
+    width = max(NARROWEST_CURVE, min(WIDEST_CURVE, console.width - taken))
+    for curve, key, cells in rows:
+        table.add_row(key, sparkline(curve.values, width), *cells)
     return table
+
+
+def _rounded(value: float) -> str:
+    """Three digits, and whole numbers between a thousand and a million."""
+    return f"{value:,.0f}" if 1000 <= abs(value) < 1e6 else number(value, ".3g")
 
 
 def _saved_table(saved: Sequence[SavedStep], best_step: int | None) -> RenderableType:

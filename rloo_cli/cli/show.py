@@ -127,6 +127,7 @@ def _print_columns(rows: list[tuple[str, ...]], header: tuple[str, ...]) -> None
         print_table(rows, header=header)
         return
     table = columns(header, left=header)
+    table.columns[0].no_wrap = True
     for row in rows:
         table.add_row(*row)
     print_page(new_console(), [table])

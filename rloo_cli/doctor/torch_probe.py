@@ -13,6 +13,7 @@ from typing import Any
 
 from rloo_cli.doctor.check import Check, Level, judged
 from rloo_cli.doctor.surroundings import RANKS
+from rloo_cli.launch.interface import LOOPBACK, interface_of, network_variables
 from rloo_cli.recipe.processes import visible_gpus
 
 SECONDS = 40.0
@@ -30,6 +31,8 @@ class TorchProbe:
         self._environ = environ
         child = [sys.executable, "-m", "rloo_cli.doctor.torch_child"]
         kept = {name: value for name, value in environ.items() if name not in RANKS} | {"OMP_NUM_THREADS": "1"}
+        if loopback := interface_of(LOOPBACK):  # as the processes of a run on one machine have it
+            kept = network_variables(loopback) | kept
         port = _free_port()
         self._children = [
             subprocess.Popen(

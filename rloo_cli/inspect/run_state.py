@@ -196,6 +196,8 @@ def _state(folder: RunFolder, attempts: tuple[Attempt, ...], finished: int | Non
         return StateName.FINISHED, 0, ""
     if cause is None:
         return (StateName.DIED if attempts else StateName.EMPTY), None, "it left no word of how it ended" if attempts else ""
+    if cause.is_neighbour:
+        return StateName.DIED, cause.exit_code, f"a process left no word of how it ended; rank {cause.rank} then: {cause.reason}"
     if cause.exit_code == STOPPED:
         return StateName.STOPPED, STOPPED, cause.reason
     if cause.exit_code:

@@ -69,6 +69,7 @@ def test_the_states(tmp_path, capsys):
     written(tmp_path / "failed", [ended(75)], [ended(4, "reward `x` failed"), ended(9, "rank 0 failed", rank=1, neighbour=True)])
     written(tmp_path / "led", [ended(9, "rank 1 failed", neighbour=True), ended(6, "disk full", rank=1)])
     written(tmp_path / "deep" / "died", [])
+    written(tmp_path / "lost", [ended(9, "rank 1 is gone", neighbour=True)])
     written(tmp_path / "gone", [ended(0)])
     held = written(tmp_path / "running", [])
     (tmp_path / "no-run").mkdir()
@@ -82,6 +83,7 @@ def test_the_states(tmp_path, capsys):
         "failed": ("failed", 4, "reward `x` failed"),
         "led": ("failed", 6, "disk full"),
         "died": ("died", None, "it left no word of how it ended"),
+        "lost": ("died", 9, "a process left no word of how it ended; rank 0 then: rank 1 is gone"),
         "gone": ("failed", 0, "its last attempt ended well, but the final model is not there or damaged"),
     }
     assert runs["failed"]["seconds"] == 84  # both attempts
@@ -236,14 +238,17 @@ def test_no_further_damage_stops_it(name, finished, tmp_path, capsys):
 
 
 def look_at_damaged(contents, name, finished, tmp_path, capsys):
+    runs = []
     for number, content in enumerate(contents):
-        root = tmp_path / str(number)
-        run = Path(shutil.copytree(finished, root / "run", ignore=shutil.ignore_patterns("*.parquet", "*.safetensors")))
-        damage(run / name, content)
-        (listed,) = json_of(capsys, "ls", str(root))
-        assert listed["state"] != "running"
+        runs.append(
+            Path(shutil.copytree(finished, tmp_path / f"run-{number}", ignore=shutil.ignore_patterns("*.parquet", "*.safetensors")))
+        )
+        damage(runs[-1] / name, content)
+    listed = json_of(capsys, "ls", str(tmp_path))
+    assert {run["path"]: run["state"] == "running" for run in listed} == {str(run): False for run in runs}
+    for run in runs:
         output_of(capsys, "show", str(run), "--verify")
-        json_of(capsys, "compare", str(run), str(finished))
+    json_of(capsys, "compare", *map(str, runs), str(finished))
 
 
 def test_metrics_are_read_as_far_as_they_go(tmp_path):
