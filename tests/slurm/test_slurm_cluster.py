@@ -13,7 +13,7 @@ from cluster import Cluster, why_not
 
 ROOT = Path(__file__).resolve().parents[2]
 REASON = why_not()
-pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.skipif(REASON is not None, reason=str(REASON)), pytest.mark.timeout(1200)]
 
 RECIPE = """\
 extends: {shipped}
@@ -89,7 +89,7 @@ class Task:
         return (self.run / "checkpoints" / "000002").is_dir()
 
     def wait_until_held(self):
-        self.cluster.wait_for("the second step", self.is_held, seconds=180)
+        self.cluster.wait_for("the second step", self.is_held, seconds=400)
 
     def wait_for_attempt(self, number):
         self.cluster.wait_for(f"attempt {number}", lambda: f"attempt {number} of job" in self.output, seconds=120)
