@@ -89,7 +89,7 @@ class Manifest:
         try:
             document = json.loads(data)
             files = {name: FileEntry(**entry) for name, entry in document["files"].items()}
-            manifest = cls(info=document["info"], files=files)
+            manifest = cls(info=dict(document["info"]), files=files)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedError(path, "not a manifest (cut off or damaged)") from error
         if manifest.to_bytes() != data:
