@@ -80,7 +80,7 @@ class Ranks:
             result = work()
         except (RlooError, StopRequested) as error:
             own = error
-        told = self.gather(None if own is None else (_kind(own), str(own)))
+        told = self.gather(None if own is None else (kind_of(own), str(own)))
         if own is not None and not isinstance(own, StopRequested):
             raise own
         failed = [(rank, *words) for rank, words in enumerate(told) if words is not None]
@@ -127,7 +127,7 @@ def join_neighbours(ranks: Ranks, size: int) -> Ranks:
     return Ranks(rank=ranks.rank % size, world_size=size, group=groups[number], first=firsts[number])
 
 
-def _kind(error: BaseException) -> str:
+def kind_of(error: BaseException) -> str:
     """The class of the error that began it."""
     return error.kind if isinstance(error, NeighbourError) else type(error).__name__
 

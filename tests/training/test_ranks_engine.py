@@ -6,10 +6,10 @@ import test_engine_failure
 import test_run
 from processes import run_ranks
 
-from rloo_cli.errors import RlooError
+from rloo_cli.errors import NeighbourError, RlooError
 from rloo_cli.run.checkpoint import find_checkpoint, list_steps
 from rloo_cli.run.folder import RunFolder
-from rloo_cli.run.ranks import Ranks
+from rloo_cli.run.ranks import Ranks, kind_of
 from rloo_cli.training.engines import give_weights
 
 FAULTS = {"generating": ({"step": 4}, 3), "taking weights": ({"version": 4}, 4)}
@@ -63,3 +63,8 @@ def test_weights_are_gone_through_to_their_end_where_an_engine_fails():
     with pytest.raises(RlooError, match="half"):
         give_weights(Half(), tensors, 1, Ranks())
     assert list(tensors) == []
+
+
+def test_the_kind_of_error_that_began_it_is_told_beyond_the_ranks_that_share_an_engine():
+    assert kind_of(NeighbourError("rank 1 ended the run: gone", kind="EngineError")) == "EngineError"
+    assert kind_of(RlooError("gone")) == "RlooError"
