@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedModel
 
+    from rloo_cli.training.best import Best
+
 CONFIG = "config.json"
 
 
@@ -58,8 +60,7 @@ def _of_run(folder: RunFolder, step: int | None) -> tuple[Checkpoint, str]:
     if step is not None:
         return _found(folder.checkpoints, step), f"step {step} of {folder.path}"
     if (best := _best(folder.checkpoints)) is not None:
-        words = f"step {best['step']} of {folder.path}, its best by {best['metric']} ({best['value']:.4g})"
-        return _found(folder.checkpoints, best["step"]), words
+        return _found(folder.checkpoints, best.step), f"step {best.step} of {folder.path}, its best by {best.metric} ({best.value:.4g})"
     found = find_checkpoint(folder.checkpoints)
     if found is None:
         final = f"; its final model is a plain transformers folder already: {folder.final}" if folder.final.is_dir() else ""
@@ -80,16 +81,18 @@ def _kind(path: Path) -> Any:
         raise StorageError(f"{damage.path}: {damage.reason}.") from damage
 
 
-def _best(folder: Path) -> dict[str, Any] | None:
-    """What the newest checkpoint that says so knows of the run's best: `step`, `metric`, `value`."""
+def _best(folder: Path) -> Best | None:
+    """The run's best checkpoint, as the newest with a sound position has it."""
+    from rloo_cli.training.best import Best
+
     for step in reversed(list_steps(folder)):
         path = folder / step_name(step)
         try:
             Manifest.read(path).verify(path, ["position.json"])
         except (DamagedError, KeyError):
             continue
-        best: dict[str, Any] | None = json.loads((path / "position.json").read_bytes()).get("best")
-        return best
+        best = json.loads((path / "position.json").read_bytes()).get("best")
+        return Best(**best) if best is not None else None
     return None
 
 
@@ -135,10 +138,14 @@ def _skeleton(checkpoint: Checkpoint) -> PreTrainedModel | None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from rloo_cli.data.model_folder import model_errors, reason_of
+    from rloo_cli.data.model_folder import check_files, model_errors, read_object, reason_of
 
     folder = checkpoint.path / DESCRIPTION
-    if json.loads((folder / CONFIG).read_bytes()).get("auto_map"):
+    check_files(folder, trust_remote_code=True)
+    config = read_object(folder / CONFIG)
+    if not config:
+        raise StorageError(f"{checkpoint.path} has no {DESCRIPTION}/{CONFIG}, which says what kind of model it holds.")
+    if config.get("auto_map"):
         return None
     try:
         with torch.device("meta"):

@@ -92,6 +92,8 @@ class Manifest:
             manifest = cls(info=dict(document["info"]), files=files)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DamagedError(path, "not a manifest (cut off or damaged)") from error
+        if any(name.startswith("/") or ".." in name.split("/") for name in files):
+            raise DamagedError(path, "it names files outside its folder")
         if manifest.to_bytes() != data:
             raise DamagedError(path, "damaged: it does not match its own sha256")
         return manifest

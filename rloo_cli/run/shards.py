@@ -145,7 +145,7 @@ class SavedTensors:
             if (saved.shape, saved.dtype) != (shape, place.dtype):
                 raise DamagedError(file.path, f"{name} has another shape or type than in {saved.path.name}")
             piece = _Piece(start=start, stop=start + math.prod(place.shape), file=file, place=place)
-            if start < 0 or piece.stop > math.prod(shape):
+            if start < 0 or min(shape, default=0) < 0 or piece.stop > math.prod(shape):
                 raise DamagedError(file.path, f"{name} has elements {start} to {piece.stop}, of {math.prod(shape)}")
             saved.pieces.append(piece)
 
@@ -175,7 +175,7 @@ def _parts(file: TensorsFile) -> dict[str, tuple[int, tuple[int, ...]]]:
         return {name: (0, place.shape) for name, place in file.places.items()}
     try:
         parts = json.loads(file.metadata[SHARDS_KEY])
-        return {name: (int(parts[name]["start"]), tuple(parts[name]["shape"])) for name in file.places}
+        return {name: (int(parts[name]["start"]), tuple(int(size) for size in parts[name]["shape"])) for name in file.places}
     except (ValueError, KeyError, TypeError) as error:
         raise DamagedError(file.path, "it does not say what its tensors are parts of") from error
 

@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save
 from rloo_cli.errors import RefusedError, StorageError
 from rloo_cli.run import atomic, saving
 from rloo_cli.run.checkpoint import find_checkpoint, list_steps, set_aside_newer
+from rloo_cli.run.manifest import Manifest, digest_file
 from rloo_cli.run.saving import save_checkpoint
 from rloo_cli.run.tensors import safetensors_stream
 
@@ -269,3 +270,13 @@ def test_killed_at_any_call_a_complete_checkpoint_remains(tmp_path):
     assert os.WEXITSTATUS(status) == 0
     assert n > 40
     assert list_steps(run.checkpoints) == [4]
+
+
+@pytest.mark.parametrize("name", ["../000002/model.safetensors", "/etc/hostname", "transformers/../../escaped"])
+def test_a_manifest_that_names_files_elsewhere_is_damage(tmp_path, name):
+    saved(tmp_path, 2)
+    manifest = Manifest.read(tmp_path / "000002")
+    forged = Manifest(info=manifest.info, files={**manifest.files, name: digest_file(tmp_path / "000002" / "model.safetensors")})
+    (tmp_path / "000002" / "manifest.json").write_bytes(forged.to_bytes())
+    with pytest.raises(StorageError, match="names files outside its folder"):
+        find_checkpoint(tmp_path, 2)
