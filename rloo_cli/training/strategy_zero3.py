@@ -28,20 +28,21 @@ class Zero3(Zero):
         """Send the main rank's weights to all a module at a time, and keep this rank's partitions."""
         agree_on_types(policy, self.ranks)
         self._skeleton = without_weights(policy)
-        exact: dict[str, torch.Tensor] = {}
+        exact: dict[int, torch.Tensor] = {}
         exchange = Exchange(policy)
-        for path, module in _upwards(policy):
+        for module in _upwards(policy):
             fill(module, exchange, self.ranks, self._device, recurse=False)
             if self._low is not None:
-                exact |= self._exact_parts(path, module, self._low)
+                exact |= self._exact_parts(module, self._low)
                 lower(module, self._low, recurse=False)
             self._partition(module)
         copy_buffers(policy, self._skeleton)
         self._initialize(policy, make_optimizer)
         self._share_head(policy)
+        own = dict(policy.model.named_parameters())
         for part in self._parts():
-            if f"model.{part.name}" in exact:
-                part.values.copy_(exact[f"model.{part.name}"])
+            if id(own[part.name]) in exact:
+                part.values.copy_(exact[id(own[part.name])])
 
     def make_reference(self, *, low_precision: torch.dtype | None) -> Policy:
         """A frozen copy of the policy as it is now, in eval mode, partitioned likewise."""
@@ -49,7 +50,7 @@ class Zero3(Zero):
         if low_precision is not None:
             lower(reference, low_precision)
         exchange = Exchange(reference)
-        for _, module in _upwards(reference):
+        for module in _upwards(reference):
             empty_on(module, exchange, self._device, recurse=False)
             self._partition(module)
         for theirs, own in zip(reference.parameters(), self.policy.parameters(), strict=True):
@@ -92,12 +93,10 @@ class Zero3(Zero):
         for parameter in policy.model.get_output_embeddings().parameters():
             self._deepspeed.zero.register_external_parameter(policy, parameter)
 
-    def _exact_parts(self, path: str, module: torch.nn.Module, low: torch.dtype) -> dict[str, torch.Tensor]:
-        """This rank's parts of the tensors that lose something in low precision."""
-        lossy = {
-            n: p.detach().flatten() for n, p in module.named_parameters(path, recurse=False) if not torch.equal(p.to(low).to(p.dtype), p)
-        }
-        return {name: flat[self._range(len(flat))].clone() for name, flat in lossy.items()}
+    def _exact_parts(self, module: torch.nn.Module, low: torch.dtype) -> dict[int, torch.Tensor]:
+        """This rank's parts of a module's own tensors that lose something in low precision, by the parameter's id."""
+        lossy = {id(p): p.detach().flatten() for p in module.parameters(recurse=False) if not torch.equal(p.to(low).to(p.dtype), p)}
+        return {number: flat[self._range(len(flat))].clone() for number, flat in lossy.items()}
 
     def _range(self, count: int) -> slice:
         """This rank's part of so many elements: as many on each rank, the last ones fewer or none."""
@@ -134,6 +133,6 @@ class Zero3(Zero):
             persistent[0].all_gather(persistent)
 
 
-def _upwards(policy: Policy) -> list[tuple[str, torch.nn.Module]]:
-    """Every module with its path, children before their parents."""
-    return list(reversed(list(policy.named_modules())))
+def _upwards(policy: Policy) -> list[torch.nn.Module]:
+    """Every module, children before their parents."""
+    return list(reversed(list(policy.modules())))

@@ -227,3 +227,25 @@ def check_runs(found, tmp_path, monkeypatch):
     ours, theirs = (load_file(folder.final / "model.safetensors") for folder in (whole, one))
     assert ours.keys() == theirs.keys()
     assert all(torch.allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-4) for name in theirs)
+
+
+def in_bf16(rank, strategy):
+    """Weights that bf16 cannot hold, as they are trained from; the KL before any update; and how far a tiny step has moved them."""
+    Accelerator(cpu=True, mixed_precision="bf16")
+    model = tiny.qwen2()
+    before = rig.flat(model).clone()
+    made = updater(model, join_ranks(), strategy, optimizer=lambda policy: rig.sgd(policy, 1e-5), layout="plain")
+    made.reference = made.strategy.make_reference(low_precision=torch.bfloat16)
+    made.algorithm = made.algorithm.model_copy(update={"beta": 0.1})
+    start = rig.whole(made.strategy)
+    moved, after, _ = rig.gradient_of_update(made, rig.make_experience())
+    return torch.equal(start, before), after.kl_PG.abs().max(), moved.norm()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_under_bf16_the_weights_that_are_updated_are_float32(strategy, tmp_path):
+    for is_exact, kl, moved in run_ranks(in_bf16, 2, tmp_path, strategy):
+        assert is_exact
+        assert kl == 0
+        assert moved == pytest.approx(0.5e-5, rel=0.05)
