@@ -40,7 +40,7 @@ def _fsdp_layers(shape: ModelShape, work: Workload, spread: Spread) -> int:
 
 def _zero_buckets(shape: ModelShape, work: Workload, spread: Spread) -> int:
     """Two float32 buckets, one being filled while the other is summed, and the largest parameter's gradient on its way there."""
-    return 2 * min(spread.bucket, shape.parameters) * FLOAT32 + shape.largest_tensor * (work.compute_bytes + FLOAT32)
+    return 2 * spread.bucket * FLOAT32 + shape.largest_tensor * (work.compute_bytes + FLOAT32)
 
 
 def summed(shape: ModelShape, work: Workload, spread: Spread) -> int:

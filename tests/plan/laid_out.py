@@ -6,6 +6,7 @@ import gc
 
 import torch
 from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -20,12 +21,12 @@ CONFIG = {
     "vocab_size": 8192,
     "hidden_size": 512,
     "intermediate_size": 1536,
-    "num_hidden_layers": 8,
+    "num_hidden_layers": 4,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
     "tie_word_embeddings": False,
 }
-"""About 34 M parameters, layers of 3.1 M."""
+"""About 21 M parameters, layers of 3.1 M."""
 
 
 def config():
@@ -54,7 +55,7 @@ class Watch:
 
     def __init__(self, model):
         self.most = {"forward": 0, "backward": 0}
-        for layer in model.base_model.layers[1::3]:
+        for layer in model.base_model.layers[1::2]:
             layer.register_forward_hook(lambda *_: self.look("forward"))
             layer.register_full_backward_hook(lambda *_: self.look("backward"))
 
@@ -62,8 +63,14 @@ class Watch:
         self.most[way] = max(self.most[way], live_bytes())
 
 
-def states(rank, name, low):
+def both_precisions(rank, names):
+    """By strategy, and whether in bfloat16."""
+    return {f"{name} {low}": states(name, low) for name in names for low in (False, True)}
+
+
+def states(name, low):
     """Bytes of this rank's tensors: laid out, in a pass, with gradients, after a step, without gradients, with a reference."""
+    AcceleratorState._reset_state()  # a process has one precision, otherwise
     accelerator = Accelerator(cpu=True, mixed_precision="bf16" if low else "no")
     ranks = join_ranks()
     found = {}
