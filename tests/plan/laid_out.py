@@ -46,7 +46,7 @@ def live_bytes():
 
 
 def adamw(policy):
-    optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-4, fused=True)
+    optimizer = torch.optim.AdamW(policy.parameters(), lr=0.0, fused=True)  # weights stay what bfloat16 holds exactly
     return OptimizerAndSchedule(optimizer, torch.optim.lr_scheduler.ConstantLR(optimizer, factor=1.0))
 
 
