@@ -214,7 +214,7 @@ class _Watch:
                 is_asked = True
                 seconds = self._attempt.signal_seconds * SAVED_SHARE
                 deadline = min(deadline, time.monotonic() + seconds)
-                self._say(f"{self._stop.received or 'end'}: passed on to the training, which has {seconds:.0f} s to save")
+                self._say(f"{self._stop.received or 'SIGUSR1'}: passed on to the training, which has {seconds:.0f} s to save")
                 training.ask_to_end()
             deadline = min(deadline, time.monotonic() + self._patience(read_records(self._attempt.logs)))
         if training.code is None:

@@ -35,11 +35,21 @@ def letters(completions, **kwargs):
         time.sleep(0.1)
     if (HERE / "fail").exists():
         raise ValueError("told to fail")
-    return [sum(letter.isalpha() for letter in text) / (1 + len(text)) for text in completions]
+    texts = [said if isinstance(said, str) else said[-1]["content"] for said in completions]
+    return [sum(letter.isalpha() for letter in text) / (1 + len(text)) for text in texts]
 '''
 STEPS = 5
 FEW = ("--set", f"max_steps={STEPS}", "--set", "save_steps=1", "--set", "eval_strategy=no")
-VLLM = ("--set", "generation.max_completion_length=8", "--set", "prompts_per_step=2", "--set", "num_generations=4")
+VLLM = (
+    "--set",
+    "eval_on_start=false",
+    "--set",
+    "generation.max_completion_length=8",
+    "--set",
+    "prompts_per_step=2",
+    "--set",
+    "num_generations=4",
+)
 
 
 @pytest.fixture
