@@ -7,6 +7,7 @@ import pytest
 import tiny
 import torch
 
+from rloo_cli.training.logprobs import Head, head_logprobs
 from rloo_cli.training.microbatches import GroupRows, build_scoring_batch, cut_into_micro_batches, cuts_a_group
 from rloo_cli.training.policy import Policy, make_reference
 
@@ -129,3 +130,20 @@ def test_a_group_that_alone_is_too_large_is_cut_by_rows():
     assert cuts_a_group(batches)
     assert max(sum(len(piece.rows) for piece in batch) for batch in batches) <= 3
     assert sorted(row for batch in batches for piece in batch for row in piece.rows) == list(range(8))
+
+
+def test_a_head_of_bf16_weights_adds_its_chunks_up_in_float32():
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(512, 16, generator=generator).bfloat16()
+    weight = (torch.randn(40, 16, generator=generator) * 0.3).bfloat16()
+    target = torch.randint(40, (512,), generator=generator)
+
+    def gradient(dtype, chunk):
+        own = weight.to(dtype).requires_grad_()
+        logp_N, _ = head_logprobs(hidden.to(dtype), Head(weight_VD=own, bias_V=None), target, temperature=1.0, chunk=chunk)
+        logp_N.sum().backward()
+        return own.grad.double()
+
+    exact = gradient(torch.float64, None)
+    whole, chunked = ((gradient(torch.bfloat16, chunk) - exact).norm() / exact.norm() for chunk in (None, 4))
+    assert chunked < 1.5 * whole
