@@ -14,7 +14,7 @@ from accelerate import Accelerator
 from processes import run_ranks
 from safetensors.torch import load_file
 
-from rloo_cli.errors import NeighbourError, NonFiniteError, StoppedError
+from rloo_cli.errors import DeviceMemoryError, NeighbourError, NonFiniteError, StoppedError
 from rloo_cli.recipe.accelerate_config import Distribution
 from rloo_cli.recipe.schema import TrainingSection
 from rloo_cli.run.checkpoint import find_checkpoint
@@ -249,3 +249,23 @@ def test_under_bf16_the_weights_that_are_updated_are_float32(strategy, tmp_path)
         assert is_exact
         assert kl == 0
         assert moved == pytest.approx(0.5e-5, rel=0.05)
+
+
+def out_of_memory(rank):
+    Accelerator(cpu=True)
+    made = updater(tiny.qwen2(), join_ranks(), "fsdp2")
+
+    def fail(batch):
+        raise MemoryError("no room")
+
+    made.policy.forward = fail
+    try:
+        made.update(rig.make_experience(), 0, step=1)
+    except DeviceMemoryError as error:
+        return str(error)
+
+
+@pytest.mark.slow
+def test_out_of_memory_names_the_field_since_a_collective_cannot_be_tried_again(tmp_path):
+    (told,) = run_ranks(out_of_memory, 1, tmp_path)
+    assert "max_tokens_per_micro_batch: 32 or" in told
