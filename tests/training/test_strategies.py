@@ -8,8 +8,10 @@ import torch
 from accelerate import Accelerator
 from processes import run_ranks
 
+from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.accelerate_config import Distribution
 from rloo_cli.run.ranks import join_ranks
+from rloo_cli.training.strategy import make_strategy
 
 STRATEGIES = ("fsdp2", "zero2", "zero3")
 MODELS = {"tied": tiny.qwen2, "untied": tiny.llama, "gpt2": tiny.gpt2}
@@ -84,3 +86,9 @@ def compare(name, cases, found):
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_a_step_is_that_of_one_process(name, world_size, tmp_path):
     check(name, world_size, tmp_path)
+
+
+def test_what_deepspeed_would_keep_on_the_cpu_is_refused():
+    zero = {"offload_optimizer": {"device": "cpu"}}
+    with pytest.raises(RecipeError, match="offload_optimizer is not offered under zero2"):
+        make_strategy(Distribution(strategy="zero2", zero=zero), None, None)
