@@ -1,6 +1,7 @@
 """An optimizer step of a strategy that shards is the step of one process, and what it keeps is all there."""
 
 import precise
+import processes
 import pytest
 import rig
 import tiny
@@ -84,7 +85,8 @@ def compare(name, cases, found):
 @pytest.mark.slow
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize("name", STRATEGIES)
-def test_a_step_is_that_of_one_process(name, world_size, tmp_path):
+def test_a_step_is_that_of_one_process(name, world_size, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "SECONDS", 280)
     check(name, world_size, tmp_path)
 
 
