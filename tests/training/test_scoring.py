@@ -139,7 +139,7 @@ def test_a_head_of_bf16_weights_adds_its_chunks_up_in_float32():
     target = torch.randint(40, (512,), generator=generator)
 
     def gradient(dtype, chunk):
-        own = weight.to(dtype).requires_grad_()
+        own = weight.to(dtype, copy=True).requires_grad_()
         logp_N, _ = head_logprobs(hidden.to(dtype), Head(weight_VD=own, bias_V=None), target, temperature=1.0, chunk=chunk)
         logp_N.sum().backward()
         return own.grad.double()
