@@ -10,6 +10,7 @@ from rloo_cli.launch.job import Job
 from rloo_cli.launch.shared_folder import prove_one_folder
 from rloo_cli.run.ranks import Ranks
 
+
 def join_others(job: Job) -> Ranks:
     """This process among the job's others, with which it now has a process group: gloo on a CPU, NCCL on GPUs, a GPU each.
 
