@@ -20,6 +20,7 @@ from rloo_cli.report.health import checks_table
 from rloo_cli.run.metrics import METRICS
 from rloo_cli.run.rollouts import COLUMNS
 
+CVE_RECORD = "https://www.cve.org/CVERecord?id="
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 PART = re.compile(r"(?P<head><!-- generated: (?P<name>[a-z-]+) -->\n).*?(?P<tail><!-- end -->)", re.DOTALL)
 
@@ -70,9 +71,8 @@ def memory_table() -> str:
 
 def floors_table() -> str:
     """Every version below which `rloo doctor` warns."""
-    return table(
-        ("package", "from", "advisory", "what the fault does"), ((f"`{f.package}`", f.version, f.advisory, f.because) for f in FLOORS)
-    )
+    rows = ((f"`{f.package}`", f.version, f"[{f.advisory}]({CVE_RECORD}{f.advisory})", f.because) for f in FLOORS)
+    return table(("package", "from", "advisory", "what the fault does"), rows)
 
 
 GENERATORS: dict[str, Callable[[], str]] = {
