@@ -60,15 +60,15 @@ def _at_start(shape: ModelShape, work: Workload, spread: Spread) -> int:
 def _states(shape: ModelShape, work: Workload, spread: Spread) -> dict[str, int]:
     """What stands, and the gradients."""
     n, state = shape.parameters, state_bytes(work, spread)
-    weights_here, state_here = int(not spread.offloads_weights), int(not spread.offloads_state)
+    here = int(not spread.is_offloaded)
     return {
-        "weights": weights_here * _part(n * held_bytes(work, spread), spread.weight_parts),
-        "master": state_here * _part(n * FLOAT32, spread.state_parts) if spread.is_zero else 0,
-        "optimizer": state_here * _part(n * state * optimizer_numbers(work, spread), spread.state_parts),
+        "weights": here * _part(n * held_bytes(work, spread), spread.weight_parts),
+        "master": _part(n * FLOAT32, spread.state_parts) if spread.is_zero else 0,
+        "optimizer": here * _part(n * state * optimizer_numbers(work, spread), spread.state_parts),
         "decode copy": sampling_copy(shape, work, spread),
         "vllm": _vllm(shape, work) if work.sampler == "vllm" else 0,
-        "reference": weights_here * _part(_reference(shape, work, spread), spread.weight_parts),
-        "gradients": state_here * _part(n * state, spread.state_parts),
+        "reference": here * _part(_reference(shape, work, spread), spread.weight_parts),
+        "gradients": here * _part(n * state, spread.state_parts),
     }
 
 
@@ -143,7 +143,7 @@ def loading_bytes(shape: ModelShape, work: Workload, spread: Spread) -> int:
 
 def offloaded_bytes(shape: ModelShape, work: Workload, spread: Spread) -> int:
     """Bytes of a machine's own memory that hold its processes' parts where they are offloaded."""
-    whole = _states(shape, work, replace(spread, offloads_weights=False, offloads_state=False))
+    whole = _states(shape, work, replace(spread, is_offloaded=False))
     left = _states(shape, work, spread)
     return spread.local_processes * sum(whole[term] - left[term] for term in whole)
 

@@ -100,16 +100,9 @@ def _changes(case: Case) -> Iterator[Case]:
 
 def _offloaded(case: Case) -> Iterator[Case]:
     """What makes room on the device and is slow."""
-    spread = case.spread
-    if spread.strategy == "fsdp2" and not spread.offloads_weights:
-        yield case.changed(
-            "`fsdp_offload_params: true` in a file for `run.accelerate_config`",
-            spread=replace(spread, offloads_weights=True, offloads_state=True),
-        )
-    if spread.strategy in ("zero2", "zero3") and not spread.offloads_state:
-        yield case.changed(
-            "`offload_optimizer_device: cpu` in a file for `run.accelerate_config`", spread=replace(spread, offloads_state=True)
-        )
+    if case.spread.strategy == "fsdp2" and not case.spread.is_offloaded:
+        spread = replace(case.spread, is_offloaded=True)
+        yield case.changed("`fsdp_offload_params: true` in a file for `run.accelerate_config`", spread=spread)
 
 
 def _smaller_batches(case: Case) -> Iterator[Case]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rloo_cli.errors import RefusedError
 from rloo_cli.recipe.accelerate_config import Distribution, StrategyName
@@ -26,10 +24,8 @@ class Spread:
     processes: int = 1
     """Of all machines."""
     machines: int = 1
-    offloads_weights: bool = False
-    """fsdp2 and zero3: the parts of the weights lie in the machine's memory, not on the device."""
-    offloads_state: bool = False
-    """fsdp2, zero2 and zero3: likewise those of gradient and optimizer state."""
+    is_offloaded: bool = False
+    """fsdp2: the parts of weights, gradient and optimizer state lie in the machine's memory, not on the device."""
     reshard_after_forward: bool = True
     """fsdp2: whether gathered layers are given up between the forward and the backward pass."""
     bucket: int = BUCKET
@@ -77,17 +73,11 @@ def spread_of(distribution: Distribution, *, processes: int, machines: int) -> S
         strategy=distribution.strategy,
         processes=processes,
         machines=machines,
-        offloads_weights=distribution.cpu_offload or _is_offloaded(zero, "offload_param"),
-        offloads_state=distribution.cpu_offload or _is_offloaded(zero, "offload_optimizer"),
+        is_offloaded=distribution.cpu_offload,
         reshard_after_forward=distribution.reshard_after_forward,
         bucket=int(zero.get("reduce_bucket_size", BUCKET)),
         live_parameters=int(zero.get("stage3_max_live_parameters", LIVE_PARAMETERS)),
     )
-
-
-def _is_offloaded(zero: Mapping[str, Any], name: str) -> bool:
-    section = zero.get(name)
-    return isinstance(section, dict) and section.get("device", "cpu") == "cpu"
 
 
 def check_machines(processes: int, machines: int) -> None:

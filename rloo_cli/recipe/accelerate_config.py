@@ -260,21 +260,27 @@ def _of_fsdp(file: _File) -> Distribution:
 
 def _of_deepspeed(values: Mapping[str, Any], where: Any) -> Distribution:
     """From keys as `accelerate config` writes them."""
-    strategy = _stage(values.get("zero_stage", 2), where("zero_stage"))
-    zero: dict[str, Any] = {}
-    for key, name in (("offload_optimizer_device", "offload_optimizer"), ("offload_param_device", "offload_param")):
-        device = str(values.get(key) or "none").lower()
-        if device not in ("none", "cpu"):
-            raise RecipeError(f"{where(key)}: {device[:40]!r} is not offered; `cpu` or `none`.")
-        if device == "cpu":
-            _refuse_offloaded_parameters(strategy, name, where(key))
-            zero[name] = {"device": "cpu"}
-    return Distribution(strategy=strategy, zero=zero)
+    for key in ("offload_optimizer_device", "offload_param_device"):
+        if str(values.get(key) or "none").lower() != "none":
+            raise RecipeError(f"{where(key)}: {_NO_OFFLOADING}.")
+    return Distribution(strategy=_stage(values.get("zero_stage", 2), where("zero_stage")))
 
 
-def _refuse_offloaded_parameters(strategy: str, name: str, where: str) -> None:
-    if name == "offload_param" and strategy != "zero3":
-        raise RecipeError(f"{where}: parameters are offloaded in stage 3 alone: write `zero_stage: 3`, or leave it out.")
+_NO_OFFLOADING = (
+    "DeepSpeed's offloading is not offered; fsdp2's is: `distributed_type: FSDP`, with `fsdp_version: 2` and `fsdp_offload_params: true` "
+    "in `fsdp_config`"
+)
+_OFFLOADING = ("offload_optimizer", "offload_param", "cpu_offload", "cpu_offload_params")
+"""Keys of DeepSpeed's `zero_optimization`; the last two are older names."""
+
+
+def _without_offloading(zero: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What is said beside that nothing is offloaded; DeepSpeed would keep the gradient where only its own optimizers find it."""
+    for key in _OFFLOADING:
+        said = zero.get(key)
+        if said and not (isinstance(said, dict) and str(said.get("device") or "none").lower() == "none"):
+            raise RecipeError(f"{path}: zero_optimization.{key}: {_NO_OFFLOADING}.")
+    return {key: value for key, value in zero.items() if key not in _OFFLOADING}
 
 
 def _stage(stage: object, where: str) -> StrategyName:
@@ -319,17 +325,11 @@ def _of_deepspeed_file(path: Path) -> Distribution:
         raise RecipeError(f"{path}: {unknown[0]}: {why}; remove it.")
     if _is_enabled(document.get("fp16")):
         raise RecipeError(f"{path}: fp16: not offered; bf16 is, by `bf16: true` in the recipe.")
-    zero = {key: _whole(value) for key, value in document["zero_optimization"].items() if key != "stage" and value != "auto"}
+    section = {key: _whole(value) for key, value in document["zero_optimization"].items() if key != "stage" and value != "auto"}
     strategy = _stage(document["zero_optimization"].get("stage"), f"{path}: zero_optimization.stage")
-    for name in ("offload_param", "offload_optimizer"):
-        device = zero[name].get("device", "cpu") if isinstance(zero.get(name), dict) else "none"
-        if device not in ("none", "cpu"):
-            raise RecipeError(f"{path}: zero_optimization.{name}.device: {str(device)[:40]!r} is not offered; `cpu` or `none`.")
-        if device == "cpu":
-            _refuse_offloaded_parameters(strategy, name, f"{path}: zero_optimization.{name}")
     return Distribution(
         strategy=strategy,
-        zero=zero,
+        zero=_without_offloading(section, path),
         mixed_precision=_precision_of_json(document.get("bf16")),
         notes=_idle(path, document, JSON_IDLE),
     )

@@ -16,7 +16,6 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.accelerate_config import Distribution, StrategyName
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import LocalState, SavedState
@@ -40,7 +39,6 @@ class Zero(ABC):
     is_lockstep = True
 
     def __init__(self, distribution: Distribution, accelerator: Accelerator, ranks: Ranks) -> None:
-        _refuse_offloading(distribution)
         self.accelerator = accelerator
         self.ranks = ranks
         self._device = accelerator.device
@@ -227,16 +225,6 @@ class Zero2(Zero):
         with torch.no_grad():
             for name, parameter in self.policy.model.named_parameters():
                 parameter.copy_(saved.model.read(name).view(parameter.shape))
-
-
-def _refuse_offloading(distribution: Distribution) -> None:
-    """Raise RecipeError where DeepSpeed is to keep something on the CPU: the gradient is then where only its own optimizers find it."""
-    for key in ("offload_optimizer", "offload_param"):
-        if (distribution.zero.get(key) or {}).get("device", "none") != "none":
-            raise RecipeError(
-                f"run.accelerate_config: {key} is not offered under {distribution.strategy}: leave it out, or write fsdp2 with "
-                "`fsdp_offload_params: true`."
-            )
 
 
 def beyond(policy: Policy, low: torch.dtype | None) -> dict[str, torch.Tensor]:

@@ -43,11 +43,12 @@ def test_what_a_file_says_is_read_and_its_other_keys_are_told_in_one_note(tmp_pa
     assert [note.partition(": ")[2] for note in found.notes] == ["without effect here: debug", "without effect here: fsdp_auto_wrap_policy"]
 
 
-def test_offloading_by_deepspeed_is_read_from_both_kinds_of_file(tmp_path):
-    found = read(tmp_path, ZERO + "  zero_stage: 3\n  offload_optimizer_device: cpu\n  offload_param_device: none\n")
-    assert (found.strategy, found.zero) == ("zero3", {"offload_optimizer": {"device": "cpu"}})
+def test_zero_is_read_from_both_kinds_of_file(tmp_path):
+    found = read(tmp_path, ZERO + "  zero_stage: 3\n  offload_optimizer_device: none\n  offload_param_device: none\n")
+    assert (found.strategy, found.zero) == ("zero3", {})
     (tmp_path / "ds.json").write_text(
-        '{\t"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8, "overlap_comm": "auto"}, "bf16": {"enabled": "auto"},'
+        '{\t"zero_optimization": {"stage": 2, "reduce_bucket_size": 5e8, "overlap_comm": "auto", "offload_optimizer": {"device": "none"},'
+        ' "offload_param": null, "cpu_offload": false}, "bf16": {"enabled": "auto"},'
         ' "train_batch_size": "auto", "gradient_clipping": 1.0}'
     )
     found = read(tmp_path, ZERO + "  deepspeed_config_file: ds.json\n")
@@ -67,8 +68,11 @@ def test_offloading_by_deepspeed_is_read_from_both_kinds_of_file(tmp_path):
         ),
         (FSDP + "  fsdp_sharding: x\n", "mine.yaml:4:3: fsdp_config.fsdp_sharding: not known here"),
         (ZERO + "  zero_stage: 1\n", "mine.yaml:3:3: deepspeed_config.zero_stage: stage 1 is not offered: stage 2 needs less memory"),
-        (ZERO + "  zero_stage: 3\n  offload_param_device: nvme\n", "deepspeed_config.offload_param_device: 'nvme' is not offered; `cpu`"),
-        (ZERO + "  zero_stage: 2\n  offload_param_device: cpu\n", "parameters are offloaded in stage 3 alone"),
+        (
+            ZERO + "  zero_stage: 3\n  offload_param_device: nvme\n",
+            "mine.yaml:4:3: deepspeed_config.offload_param_device: DeepSpeed's offloading is not offered; fsdp2's is: `distributed_type: FSDP`",
+        ),
+        (ZERO + "  offload_optimizer_device: cpu\n", "mine.yaml:3:3: deepspeed_config.offload_optimizer_device: DeepSpeed's offloading is"),
         (ZERO + "  zero_stage: 2\n  deepspeed_config_file: ds.json\n", "deepspeed_config.zero_stage: stands beside deepspeed_config_file"),
         (ZERO + "  deepspeed_config_file: nowhere.json\n", "deepspeed_config.deepspeed_config_file: nowhere.json cannot be read"),
         (DDP + "mixed_precision: fp16\n", "mine.yaml:2:1: mixed_precision: 'fp16' is not offered; `bf16` or `no`"),
@@ -93,6 +97,9 @@ def test_what_would_train_otherwise_than_it_says_is_refused_with_its_place(tmp_p
         ('{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}', "ds.json: fp16: not offered"),
         ('{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam"}}', "ds.json: optimizer: the recipe says it"),
         ('{"zero_optimization": {"stage": 0}}', "zero_optimization.stage: stage 0 is not offered"),
+        ('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}', "ds.json: zero_optimization.offload_optimizer: Deep"),
+        ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}', "zero_optimization.offload_param: .*fsdp_offload_params"),
+        ('{"zero_optimization": {"stage": 2, "cpu_offload": true}}', "zero_optimization.cpu_offload: DeepSpeed's offloading is not offered"),
         ("{}", "zero_optimization: missing"),
         ("nonsense", "not JSON"),
     ],
@@ -121,6 +128,7 @@ def test_the_environment_of_accelerate_launch_says_the_layout():
         {"ACCELERATE_USE_FSDP": "true"},
         {"ACCELERATE_USE_MEGATRON_LM": "true"},
         zero | {"ACCELERATE_DEEPSPEED_ZERO_STAGE": "1"},
+        zero | {"ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE": "cpu"},
     ):
         with pytest.raises(RecipeError):
             distribution_of_environment(environ)

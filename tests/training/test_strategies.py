@@ -1,5 +1,7 @@
 """An optimizer step of a strategy that shards is the step of one process, and what it keeps is all there."""
 
+from types import SimpleNamespace
+
 import precise
 import processes
 import pytest
@@ -8,10 +10,11 @@ import tiny
 import torch
 from accelerate import Accelerator
 from processes import run_ranks
+from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
-from rloo_cli.errors import RecipeError
-from rloo_cli.recipe.accelerate_config import Distribution
-from rloo_cli.run.ranks import join_ranks
+from rloo_cli.recipe.accelerate_config import Distribution, read_distribution
+from rloo_cli.run.ranks import ALONE, join_ranks
+from rloo_cli.training import strategy_fsdp
 from rloo_cli.training.strategy import make_strategy
 
 STRATEGIES = ("fsdp2", "zero2", "zero3")
@@ -90,7 +93,18 @@ def test_a_step_is_that_of_one_process(name, world_size, tmp_path, monkeypatch):
     check(name, world_size, tmp_path)
 
 
-def test_what_deepspeed_would_keep_on_the_cpu_is_refused():
-    zero = {"offload_optimizer": {"device": "cpu"}}
-    with pytest.raises(RecipeError, match="offload_optimizer is not offered under zero2"):
-        make_strategy(Distribution(strategy="zero2", zero=zero), None, None)
+@pytest.mark.parametrize(
+    ("asked", "device", "kind", "is_told"),
+    [(True, "cuda", CPUOffloadPolicy, False), (False, "cuda", OffloadPolicy, False), (True, "cpu", OffloadPolicy, True)],
+)
+def test_what_a_file_says_of_offloading_is_what_fsdp2_does_where_there_is_something_to_offload(
+    tmp_path, monkeypatch, caplog, asked, device, kind, is_told
+):
+    text = f"distributed_type: FSDP\nfsdp_config: {{fsdp_version: 2, fsdp_offload_params: {str(asked).lower()}}}\n"
+    (tmp_path / "mine.yaml").write_text(text)
+    for name in ("join_alone", "init_device_mesh"):
+        monkeypatch.setattr(strategy_fsdp, name, lambda *arguments: None)
+    accelerator = SimpleNamespace(device=torch.device(device), mixed_precision="no")
+    made = make_strategy(read_distribution("mine.yaml", tmp_path), accelerator, ALONE)
+    assert type(made._options["offload_policy"]) is kind
+    assert ("fsdp_offload_params is without effect here" in caplog.text) == is_told
