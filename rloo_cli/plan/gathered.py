@@ -30,12 +30,13 @@ def gathered(shape: ModelShape, work: Workload, spread: Spread) -> int:
 
 
 def _fsdp_layers(shape: ModelShape, work: Workload, spread: Spread) -> int:
-    """What stands outside the layers for a whole pass, that of the reference for good; the layer in hand and the next; going backward the
-    layer's gradient, and its float32 copy that is summed."""
-    number = work.compute_bytes
-    whole = shape.root_parameters * (2 if work.has_reference else 1)
-    layers = 2 * shape.layer_parameters if spread.reshard_after_forward else shape.parameters - shape.root_parameters
-    return (whole + layers + shape.layer_parameters) * number + shape.layer_parameters * FLOAT32
+    """What stands outside the layers from a forward pass to its backward pass, and the larger of: the layer in hand and the next, the
+    layer's gradient, and its float32 copy that is summed; in between, what the reference has whole while it is scored."""
+    number, root, layer = work.compute_bytes, shape.root_parameters, shape.layer_parameters
+    kept = 0 if spread.reshard_after_forward else shape.parameters - root
+    backward = (max(kept, 2 * layer) + layer) * number + layer * FLOAT32
+    scoring = (kept + root + 2 * layer) * number if work.has_reference else 0
+    return root * number + max(backward, scoring)
 
 
 def _zero_buckets(shape: ModelShape, work: Workload, spread: Spread) -> int:

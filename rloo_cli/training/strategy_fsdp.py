@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import logging
 import math
 from collections.abc import Iterator
 from typing import Any
@@ -27,6 +28,8 @@ from rloo_cli.training.sharded import clip_scale, first_bad, join_alone, total_n
 from rloo_cli.training.skeleton import Exchange, agree_on_types, copy_buffers, empty_on, fill, lower, without_weights
 from rloo_cli.training.strategy import MakeOptimizer
 
+logger = logging.getLogger(__name__)
+
 
 class FullySharded:
     """Implements `strategy.Strategy` by torch's `fully_shard`: every decoder layer, then the policy with what is left."""
@@ -45,7 +48,7 @@ class FullySharded:
         self._options: dict[str, Any] = {
             "mesh": self._mesh,
             "reshard_after_forward": distribution.reshard_after_forward,
-            "offload_policy": CPUOffloadPolicy() if distribution.cpu_offload and self._device.type != "cpu" else OffloadPolicy(),
+            "offload_policy": _offload_policy(distribution, self._device),
             "mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None),
         }
         self._policy: Policy | None = None
@@ -71,7 +74,8 @@ class FullySharded:
         exchange = Exchange(policy)
         for module in [*_layers(policy.model), policy]:
             fill(module, exchange, self.ranks, self._device)
-            self._shard(module, is_root=module is policy)
+            # The root, of which the backward pass needs the head at once, stays whole until then.
+            self._shard(module, self._options | ({"reshard_after_forward": False} if module is policy else {}))
         copy_buffers(policy, self._skeleton)
         self._policy = policy
         self._optimizer = make_optimizer(policy)
@@ -89,7 +93,7 @@ class FullySharded:
         exchange = Exchange(reference)
         for module in [*_layers(reference.model), reference]:
             empty_on(module, exchange, self._device)
-            self._shard(module, is_root=module is reference)
+            self._shard(module, self._options | {"reshard_after_forward": True})  # no backward pass would let go of it
         with torch.no_grad():
             for theirs, own in zip(reference.parameters(), self.policy.parameters(), strict=True):
                 local_flat(theirs).copy_(local_flat(own))
@@ -174,8 +178,7 @@ class FullySharded:
                 start = min(rows * self.ranks.rank, shape[0]) * math.prod(shape[1:])
             yield Part(name=name, shape=shape, start=start, values=local_flat(tensor), key=tensor)
 
-    def _shard(self, module: torch.nn.Module, *, is_root: bool) -> None:
-        options = self._options | ({"reshard_after_forward": False} if is_root else {})
+    def _shard(self, module: torch.nn.Module, options: dict[str, Any]) -> None:
         sharded = fully_shard(module, **options)
         assert isinstance(sharded, FSDPModule)
         # A rank's loss is its share of a sum: gradients are added up, where torch would take their mean.
@@ -185,6 +188,16 @@ class FullySharded:
     def _new_skeleton(self) -> Policy:
         assert self._skeleton is not None
         return copy.deepcopy(self._skeleton)
+
+
+def _offload_policy(distribution: Distribution, device: torch.device) -> OffloadPolicy:
+    """Whether parts stay in the machine's memory; where that is the device's own there is nothing to offload, which is told."""
+    if not distribution.cpu_offload:
+        return OffloadPolicy()
+    if device.type == "cpu":
+        logger.warning("fsdp_offload_params is without effect here: training is on the CPU")
+        return OffloadPolicy()
+    return CPUOffloadPolicy()
 
 
 def _layers(model: PreTrainedModel) -> list[torch.nn.Module]:

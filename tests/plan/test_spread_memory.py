@@ -75,7 +75,7 @@ def test_layers_that_stay_gathered_cost_memory(strategy, reshard):
 
 
 def test_what_is_offloaded_is_in_the_machines_memory():
-    there = spread("fsdp2", processes=8, machines=2, offloads_weights=True, offloads_state=True)
+    there = spread("fsdp2", processes=8, machines=2, is_offloaded=True)
     terms = estimate_memory(SHAPE, ELSEWHERE, there)
     assert terms["weights"] == terms["gradients"] == terms["optimizer"] == 0
     assert offloaded_bytes(SHAPE, ELSEWHERE, there) == 4 * (400 + 400 + 800) * 1e6 / 8
@@ -95,10 +95,10 @@ def test_a_checkpoint_is_as_large_and_written_in_parts():
 
 
 def test_the_file_says_what_is_offloaded_and_how_large_buckets_are():
-    zero = {"offload_optimizer": {"device": "cpu"}, "reduce_bucket_size": 1000, "stage3_max_live_parameters": 7}
+    zero = {"reduce_bucket_size": 1000, "stage3_max_live_parameters": 7}
     found = spread_of(Distribution(strategy="zero3", zero=zero), processes=2, machines=1)
-    assert (found.offloads_state, found.offloads_weights, found.bucket, found.live_parameters) == (True, False, 1000, 7)
-    assert spread_of(Distribution(strategy="fsdp2", cpu_offload=True), processes=2, machines=1).offloads_weights
+    assert (found.is_offloaded, found.bucket, found.live_parameters) == (False, 1000, 7)
+    assert spread_of(Distribution(strategy="fsdp2", cpu_offload=True), processes=2, machines=1).is_offloaded
 
 
 def test_a_launch_in_words():
@@ -202,7 +202,7 @@ def compare_with_count(counted, shape, strategy, low):
         expected = sum(terms[name] for name in names if name != "gradients" or not standing) + standing
         assert counted[when] == pytest.approx(expected, rel=0.01), (strategy, low, when)
     assert counted["reference"] - counted["between"] == pytest.approx(terms["reference"], rel=0.01), (strategy, low)
-    assert counted["scored"] - counted["reference"] <= shape.root_parameters * work.compute_bytes * 1.01, (strategy, low)
+    assert counted["scored"] == pytest.approx(counted["reference"], rel=0.01), (strategy, low)
     passing = sum(terms[name] for name in ("weights", "master", "gradients", "gathered", "activations", "logits"))
     assert max(counted["forward"], counted["backward"]) <= passing * 1.01, (strategy, low)
 
