@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_cli.cli.page import ABSENT, columns, number, plural
-from rloo_cli.inspect.metric_rows import sparkline
 from rloo_cli.inspect.recipe_values import changed_values, default_values, differences, json_values, shown_value
 from rloo_cli.inspect.run_attempts import Attempt, read_warnings
-from rloo_cli.inspect.run_page import Curve, SavedStep, curves, distinct_names, next_commands, side_by_side
-from rloo_cli.inspect.run_state import RunFacts, RunSummary, StateName
+from rloo_cli.inspect.run_page import Curve, SavedStep, curves, next_commands, side_by_side
+from rloo_cli.inspect.run_state import RunFacts, RunSummary, StateName, distinct_names
+from rloo_cli.inspect.series import sparkline
 from rloo_cli.inspect.visible import on_one_line, visible
 
 if TYPE_CHECKING:
@@ -276,7 +276,8 @@ def comparison_parts(console: Console, runs: Sequence[RunFacts]) -> Iterator[Ren
     names = distinct_names([run.folder.path for run in runs])
     header = ["", *names]
     lines = [
-        [key, *(sparkline(run.metrics.values(key), 20) for run in runs)] for key in ("reward", "eval/reward", "completions/mean_length")
+        [key, *(sparkline(run.metrics.series(key).values, 20) for run in runs)]
+        for key in ("reward", "eval/reward", "completions/mean_length")
     ]
     numbers = [[title, *map(_cell, values)] for title, values in side_by_side(runs)]
     yield _side_table(header, [*(line for line in lines if any(line[1:])), *numbers], left=[""])

@@ -9,12 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from rloo_cli.inspect.series import Series
 from rloo_cli.run.metrics import EVALUATION_PREFIX
 
-BARS = "▁▂▃▄▅▆▇█"
-SHARE_OF_ENDS = 10
-"""The end of a run is the last tenth of its steps."""
-FEWEST_OF_ENDS = 3
 LARGEST = 1e300
 
 
@@ -27,34 +24,26 @@ class MetricRows:
     evaluations: tuple[Mapping[str, float], ...] = ()
     """Likewise; their keys begin with `eval/`."""
     damaged_lines: int = 0
+    """Lines that are no JSON object with a step."""
 
     @property
     def last_step(self) -> int:
-        """0 where there is no training step."""
+        """The last optimizer step; 0 where there is none."""
         return int(self.train[-1]["step"]) if self.train else 0
 
-    def points(self, key: str) -> list[tuple[int, float]]:
-        """(step, value) of the rows that have the key."""
+    def series(self, key: str) -> Series:
+        """One key by step: of evaluations where it begins with `eval/`."""
         rows = self.evaluations if key.startswith(EVALUATION_PREFIX) else self.train
-        return [(int(row["step"]), row[key]) for row in rows if key in row]
+        found = [(row["step"], row[key]) for row in rows if key in row]
+        return Series(tuple(step for step, _ in found), tuple(value for _, value in found))
 
-    def values(self, key: str) -> list[float]:
-        """The values of a key, in order."""
-        return [value for _, value in self.points(key)]
+    def names(self) -> list[str]:
+        """Every key that a row has, in order of appearance."""
+        return list(dict.fromkeys(key for rows in (self.train, self.evaluations) for row in rows for key in row))
 
-    def last(self, key: str) -> float | None:
-        """The last value."""
-        return values[-1] if (values := self.values(key)) else None
-
-    def end(self, key: str) -> float | None:
-        """The mean over the last tenth, three steps at least."""
-        values = self.values(key)
-        return mean(values[-min(len(values), max(FEWEST_OF_ENDS, len(values) // SHARE_OF_ENDS)) :]) if values else None
-
-    def best(self, key: str, *, greater: bool = True) -> tuple[int, float] | None:
-        """(step, value) of the best one; of equals the earlier."""
-        points = self.points(key)
-        return max(points, key=lambda point: (point[1] if greater else -point[1], -point[0])) if points else None
+    def total(self, key: str) -> float:
+        """The sum over all rows; those without the key count 0."""
+        return math.fsum(row.get(key, 0.0) for row in (*self.train, *self.evaluations))
 
 
 def read_metric_rows(path: Path) -> MetricRows:
@@ -70,25 +59,6 @@ def read_metric_rows(path: Path) -> MetricRows:
         evaluations=_one_a_step([row for row in whole if _is_evaluation(row)]),
         damaged_lines=len(rows) - len(whole),
     )
-
-
-def sparkline(values: Sequence[float], width: int = 32) -> str:
-    """A curve as a line of bars from its smallest value to its largest; longer ones are averaged in pieces.
-
-    >>> sparkline([0, 1, 2, 3]), sparkline([5, 5]), sparkline([])
-    ('▁▃▆█', '▄▄', '')
-    """
-    count = min(width, len(values))
-    pieces = [mean(values[i * len(values) // count : (i + 1) * len(values) // count]) for i in range(count)]
-    low, high = min(pieces, default=0.0), max(pieces, default=0.0)
-    if high == low:
-        return BARS[3] * count
-    return "".join(BARS[round((value - low) / (high - low) * (len(BARS) - 1))] for value in pieces)
-
-
-def mean(values: Sequence[float]) -> float:
-    """Of at least one value."""
-    return math.fsum(values) / len(values)
 
 
 def _row(line: bytes) -> dict[str, float] | None:

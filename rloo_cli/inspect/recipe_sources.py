@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from rloo_cli.inspect.recipe_values import flat_values
 from rloo_cli.recipe.batch import DEFAULT_DEVICE_BATCH
+from rloo_cli.recipe.flat import flat_values
 from rloo_cli.recipe.load import LoadedRecipe
 from rloo_cli.recipe.rules import reward_name
 

@@ -1,4 +1,4 @@
-"""A recipe as a flat list of values, and two or more held against each other."""
+"""The values of a recipe against the defaults, and two or more recipes held against each other."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rloo_cli.recipe.flat import flat_values
 from rloo_cli.recipe.scalars import reads_as_text
 from rloo_cli.recipe.schema import Recipe, RewardEntry
 
@@ -21,16 +22,6 @@ class Difference:
     field: str
     values: tuple[Any, ...]
     """One for each recipe, in order; ABSENT where it has no such field."""
-
-
-def flat_values(recipe: Recipe) -> dict[str, Any]:
-    """Every field by its dotted path, in the order of the schema; rewards by index, `rewards[0].weight`."""
-    flat: dict[str, Any] = {}
-    for section, values in recipe.model_dump(mode="json").items():
-        entries = [(f"{section}[{i}]", entry) for i, entry in enumerate(values)] if section == "rewards" else [(section, values)]
-        for prefix, entry in entries:
-            flat |= {f"{prefix}.{name}": value for name, value in entry.items()}
-    return flat
 
 
 def default_values(recipe: Recipe) -> dict[str, Any]:

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from rloo_cli.errors import RlooError
-from rloo_cli.inspect.metric_rows import MetricRows, mean
+from rloo_cli.inspect.metric_rows import MetricRows
 from rloo_cli.inspect.run_state import RunFacts, StateName, metric_key
+from rloo_cli.inspect.series import Series, mean
 from rloo_cli.run.checkpoint import CHECKPOINT_FORMAT, list_steps, step_name
 from rloo_cli.run.folder import RunFolder
 from rloo_cli.run.manifest import DamagedError, Manifest
@@ -91,18 +92,14 @@ def _saved(path: Path, step: int | None, *, contents: bool) -> SavedStep:
 
 def curves(metrics: MetricRows) -> list[Curve]:
     """The quantities worth drawing: the known ones, and each reward function's mean where there are several."""
-    own = [key for key in _keys(metrics) if key.startswith(OWN_REWARD) and key.endswith("/mean")]
+    own = [key for key in metrics.names() if key.startswith(OWN_REWARD) and key.endswith("/mean")]
     wanted = [*CURVES[:3], *(own if len(own) > 1 else []), *CURVES[3:]]
-    found = [(key, metrics.values(key)) for key in wanted]
+    found = [(key, metrics.series(key).values) for key in wanted]
     return [
-        Curve(key=key, values=tuple(values), last=values[-1], low=min(values), high=max(values))
+        Curve(key=key, values=values, last=values[-1], low=min(values), high=max(values))
         for key, values in found
         if values and (min(values) != max(values) or key in ("reward", "eval/reward"))
     ]
-
-
-def _keys(metrics: MetricRows) -> list[str]:
-    return list(dict.fromkeys(key for row in metrics.train for key in row))
 
 
 def next_commands(facts: RunFacts) -> list[tuple[str, str]]:
@@ -142,41 +139,33 @@ def side_by_side(runs: Sequence[RunFacts]) -> list[tuple[str, tuple[Any, ...]]]:
 
 
 def _numbers(facts: RunFacts) -> dict[str, Any]:
-    summary, metrics = facts.summary, facts.metrics
+    summary, series = facts.summary, facts.metrics.series
     return {
         "state": str(summary.state),
         "steps": summary.step,
-        "reward, first step": next(iter(metrics.values("reward")), None),
-        "reward, last tenth": metrics.end("reward"),
-        "evaluation, first": next(iter(metrics.values(metric_key(facts.recipe))), None),
+        "reward, first step": next(iter(series("reward").values), None),
+        "reward, last tenth": _tail(series("reward")),
+        "evaluation, first": next(iter(series(metric_key(facts.recipe)).values), None),
         "evaluation, last": summary.evaluation,
         "evaluation, best": summary.best,
         "best at step": summary.best_step,
-        "length, last tenth": metrics.end("completions/mean_length"),
-        "cut off, last tenth": metrics.end("completions/clipped_ratio"),
-        "entropy, last tenth": metrics.end("entropy"),
-        "kl, last tenth": metrics.end("kl"),
-        "grad_norm, last tenth": metrics.end("grad_norm"),
+        "length, last tenth": _tail(series("completions/mean_length")),
+        "cut off, last tenth": _tail(series("completions/clipped_ratio")),
+        "entropy, last tenth": _tail(series("entropy")),
+        "kl, last tenth": _tail(series("kl")),
+        "grad_norm, last tenth": _tail(series("grad_norm")),
         "completions a step": facts.environment.get("completions_per_step"),
         "processes": facts.environment.get("num_processes"),
-        "seconds a step": _mean(metrics.values("perf/seconds/step")),
-        "tokens a second": _mean(metrics.values("perf/tokens_per_second")),
-        "peak memory, MB": max(metrics.values("perf/peak_memory_mb"), default=None),
+        "seconds a step": _mean(series("perf/seconds/step")),
+        "tokens a second": _mean(series("perf/tokens_per_second")),
+        "peak memory, MB": max(series("perf/peak_memory_mb").values, default=None),
         "seconds in all": summary.seconds,
     }
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return mean(values) if values else None
+def _mean(series: Series) -> float | None:
+    return mean(series.values) if series else None
 
 
-def distinct_names(paths: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that tell them apart.
-
-    >>> distinct_names([Path("/a/x/run"), Path("/a/y/run")])
-    ['x/run', 'y/run']
-    """
-    parts = [path.absolute().parts for path in paths]
-    longest = max(len(each) for each in parts)
-    ends = (["/".join(each[-length:]) for each in parts] for length in range(1, longest + 1))
-    return next((names for names in ends if len(set(names)) == len(names)), [str(path) for path in paths])
+def _tail(series: Series) -> float | None:
+    return series.tail if series else None

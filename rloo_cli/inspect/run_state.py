@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
@@ -14,6 +14,7 @@ from typing import Any
 from rloo_cli.errors import RefusedError, RlooError, StorageError
 from rloo_cli.inspect.metric_rows import MetricRows, read_metric_rows
 from rloo_cli.inspect.run_attempts import STOPPED, Attempt, read_attempts
+from rloo_cli.inspect.series import Series
 from rloo_cli.inspect.stored import run_recipe
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.folder import ATTEMPT_NAME, RunFolder
@@ -130,6 +131,18 @@ def read_environment(folder: RunFolder) -> dict[str, Any]:
     return document if isinstance(document, dict) else {}
 
 
+def distinct_names(paths: Sequence[Path]) -> list[str]:
+    """The shortest ends of the paths that tell them apart.
+
+    >>> distinct_names([Path("/a/x/run"), Path("/a/y/run")])
+    ['x/run', 'y/run']
+    """
+    parts = [path.absolute().parts for path in paths]
+    longest = max(len(each) for each in parts)
+    ends = (["/".join(each[-length:]) for each in parts] for length in range(1, longest + 1))
+    return next((names for names in ends if len(set(names)) == len(names)), [str(path) for path in paths])
+
+
 def _below(folder: Path, levels: int) -> Iterator[Path]:
     if is_run(folder):
         yield folder
@@ -154,8 +167,8 @@ def _summary(
 ) -> RunSummary:
     finished = _finished_step(folder)
     state, exit_code, reason = _state(folder, attempts, finished)
-    key = metric_key(recipe)
-    best = metrics.best(key, greater=recipe is None or recipe.run.greater_is_better is not False)
+    evaluations = metrics.series(metric_key(recipe))
+    best = evaluations.best(greater=recipe is None or recipe.run.greater_is_better is not False)
     total = environment.get("total_steps")
     return RunSummary(
         path=folder.path,
@@ -164,14 +177,18 @@ def _summary(
         reason=reason,
         step=max(metrics.last_step, finished or 0),
         total_steps=total if isinstance(total, int) and not isinstance(total, bool) else None,
-        reward=metrics.last("reward"),
-        evaluation=metrics.last(key),
+        reward=_last(metrics.series("reward")),
+        evaluation=_last(evaluations),
         best=best[1] if best is not None else None,
         best_step=best[0] if best is not None else None,
         started=attempts[0].started if attempts else None,
         seconds=_seconds(folder, attempts, state, now),
         attempts=len(attempts),
     )
+
+
+def _last(series: Series) -> float | None:
+    return series.values[-1] if series else None
 
 
 def metric_key(recipe: Recipe | None) -> str:

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from rloo_cli import __version__
 from rloo_cli.errors import RefusedError
+from rloo_cli.recipe.flat import flat_values, with_values
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.checkpoint import Checkpoint
 
@@ -77,12 +78,12 @@ def recipe_for_resume(new: Recipe, old: Recipe, *, run: Path) -> tuple[Recipe, l
                 ]
             )
         )
-    return _with_values(old, taken), [*changes, *_kept(new, old)]
+    return with_values(old, taken), [*changes, *_kept(new, old)]
 
 
 def _kept(new: Recipe, old: Recipe) -> list[str]:
     """A line for each field that was asked for by name, and of which the run has decided otherwise."""
-    was, now = _flat(old), _flat(new)
+    was, now = flat_values(old), flat_values(new)
     return [
         f"{field}: stays {was[field]!r}, as the run decided at its start ({now[field]!r} asks for a decision, and another one would change "
         "its numbers)"
@@ -93,7 +94,7 @@ def _kept(new: Recipe, old: Recipe) -> list[str]:
 
 def _differences(new: Recipe, old: Recipe) -> tuple[dict[str, Any], list[str], list[str]]:
     """(harmless fields that differ, with their new values; a line for each; a line for each other field that differs)."""
-    was, now = _flat(old), _flat(new)
+    was, now = flat_values(old), flat_values(new)
     taken: dict[str, Any] = {}
     refused = []
     for field in now:
@@ -123,7 +124,7 @@ def is_at_its_end(new: Recipe, old: Recipe, *, run: Path, finished_step: int, to
     merged, _ = recipe_for_resume(new, old, run=run)
     if merged.training.max_steps > 0:
         return finished_step >= merged.training.max_steps
-    is_longer = any(_flat(new)[field] != _flat(old)[field] for field in LENGTH_FIELDS)
+    is_longer = any(flat_values(new)[field] != flat_values(old)[field] for field in LENGTH_FIELDS)
     return not is_longer and finished_step >= total_steps
 
 
@@ -171,22 +172,3 @@ def _why(field: str, new: Recipe) -> str:
     if field not in LENGTH_FIELDS:
         return ""
     return f" (another length changes every learning rate of the {new.training.lr_scheduler_type} schedule)"
-
-
-def _flat(recipe: Recipe) -> dict[str, Any]:
-    """Every leaf by its path, rewards by index."""
-    flat: dict[str, Any] = {}
-    for section, values in recipe.model_dump().items():
-        entries = [(f"{section}[{i}]", entry) for i, entry in enumerate(values)] if section == "rewards" else [(section, values)]
-        for prefix, entry in entries:
-            flat |= {f"{prefix}.{name}": value for name, value in entry.items()}
-    return flat
-
-
-def _with_values(recipe: Recipe, values: dict[str, Any]) -> Recipe:
-    document = recipe.model_dump()
-    for field, value in values.items():
-        section, _, name = field.rpartition(".")
-        target = document["rewards"][int(section[8:-1])] if section.startswith("rewards[") else document[section]
-        target[name] = value
-    return Recipe.model_validate(document)

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from rloo_cli.inspect.series import Series, smoothing_width
 from rloo_cli.report.panels import COLORS, Line, Panel
-from rloo_cli.report.series import Series, smoothing_width
 from rloo_cli.report.wording import MINUS
 
 if TYPE_CHECKING:

@@ -16,13 +16,13 @@ import jinja2
 from markupsafe import Markup
 
 from rloo_cli import __version__
+from rloo_cli.inspect.series import smoothing_width
 from rloo_cli.inspect.visible import visible
 from rloo_cli.report.curves import Drawing, draw
 from rloo_cli.report.health import Finding, examine
 from rloo_cli.report.panels import Panel, make_panels
 from rloo_cli.report.run_view import RunView
 from rloo_cli.report.sample import BUDGET, Sample, rounded, sample_rollouts
-from rloo_cli.report.series import smoothing_width
 from rloo_cli.report.settings import environment_settings, recipe_settings
 from rloo_cli.report.verdict import figures, verdict
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from rloo_cli.inspect.series import Series
 from rloo_cli.report.run_view import RunView
-from rloo_cli.report.series import Series
 from rloo_cli.report.wording import number, percent
 from rloo_cli.run.metrics import find_metric
 

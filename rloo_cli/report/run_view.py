@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,15 +9,15 @@ from typing import Any, Literal
 
 import yaml
 
-from rloo_cli.errors import RefusedError, StorageError
+from rloo_cli.errors import RefusedError
+from rloo_cli.inspect.metric_rows import MetricRows, read_metric_rows
 from rloo_cli.inspect.rollout_files import RolloutFile, find_rollouts
+from rloo_cli.inspect.run_attempts import read_attempts
+from rloo_cli.inspect.run_state import distinct_names, lock_holder, read_environment
 from rloo_cli.inspect.stored import run_recipe
 from rloo_cli.recipe.schema import Recipe
-from rloo_cli.report.series import RunMetrics, read_run_metrics
 from rloo_cli.report.wording import plural
 from rloo_cli.run.folder import RunFolder
-from rloo_cli.run.lock import ensure_unlocked
-from rloo_cli.run.logs import read_rank_reports
 
 RunStateName = Literal["finished", "under way", "not finished"]
 
@@ -31,7 +30,7 @@ class RunView:
     name: str
     """Of the folder; unique in its report."""
     state: RunStateName
-    metrics: RunMetrics
+    metrics: MetricRows
     files: tuple[RolloutFile, ...]
     recipe: Recipe | None
     """As resolved; None where it cannot be read."""
@@ -54,31 +53,17 @@ def view_runs(paths: Sequence[Path]) -> list[RunView]:
     return [_view(folder, name) for folder, name in zip(folders, distinct_names(folders), strict=True)]
 
 
-def distinct_names(folders: Sequence[Path]) -> list[str]:
-    """The shortest ends of the paths that are different.
-
-    >>> distinct_names([Path("/a/x/run"), Path("/a/y/run")])
-    ['x/run', 'y/run']
-    """
-    length = 1
-    while True:
-        names = ["/".join(folder.parts[-length:]) for folder in folders]
-        if len(set(names)) == len(names) or length >= max(len(folder.parts) for folder in folders):
-            return names
-        length += 1
-
-
 def _view(path: Path, name: str) -> RunView:
     folder = RunFolder(path)
     if not path.is_dir():
         raise RefusedError(f"{path} is no run folder: give the folder that holds metrics.jsonl.")
-    metrics = read_run_metrics(folder.metrics)
+    metrics = read_metric_rows(folder.metrics)
     files, gaps = _files(folder)
     if not metrics.train and not metrics.evaluations and not files:
         raise RefusedError(
             f"{path} holds neither metrics nor rollouts: there is nothing to report yet. {folder.logs} tells how far it came."
         )
-    recipe, environment = _recipe(folder.recipe), _environment(folder.environment)
+    recipe, environment = _recipe(folder.recipe), read_environment(folder)
     total = environment.get("total_steps")
     return RunView(
         folder=folder,
@@ -104,19 +89,12 @@ def _files(folder: RunFolder) -> tuple[list[RolloutFile], list[str]]:
 def _state(folder: RunFolder) -> RunStateName:
     if folder.finished_step() is not None:
         return "finished"
-    try:
-        ensure_unlocked(folder.lock_file)
-    except StorageError:
-        return "under way"
-    return "not finished"
+    return "under way" if lock_holder(folder) else "not finished"
 
 
 def _ending(folder: RunFolder) -> str:
-    try:
-        reports = read_rank_reports(folder.attempt(folder.attempts()))
-    except (OSError, ValueError, TypeError, StorageError):
-        return ""
-    return next((str(report.reason) for report in reports if report.reason and not report.neighbour), "")
+    cause = attempts[-1].cause if (attempts := read_attempts(folder)) else None
+    return cause.reason if cause is not None and not cause.is_neighbour else ""
 
 
 def _recipe(path: Path) -> Recipe | None:
@@ -127,15 +105,7 @@ def _recipe(path: Path) -> Recipe | None:
         return None
 
 
-def _environment(path: Path) -> dict[str, Any]:
-    try:
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _metric_gaps(folder: RunFolder, metrics: RunMetrics) -> list[str]:
+def _metric_gaps(folder: RunFolder, metrics: MetricRows) -> list[str]:
     if not folder.metrics.is_file():
         return ["There is no metrics.jsonl, so there are no curves."]
     damaged = metrics.damaged_lines

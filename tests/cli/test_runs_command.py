@@ -11,8 +11,9 @@ import pytest
 from test_rollouts_command import on_terminal
 
 from rloo_cli.cli.app import exit_code_of
-from rloo_cli.inspect.metric_rows import read_metric_rows, sparkline
-from rloo_cli.inspect.run_page import distinct_names, resume_command
+from rloo_cli.inspect.metric_rows import read_metric_rows
+from rloo_cli.inspect.run_page import resume_command
+from rloo_cli.inspect.run_state import distinct_names
 from rloo_cli.run.folder import RunFolder
 from rloo_cli.run.lock import locked
 from rloo_cli.run.logs import RankReport, write_rank_report
@@ -124,7 +125,7 @@ def test_a_page_of_a_run(finished, capsys):
         ("000002", 2, ""),
         ("final", 2, ""),
     ]
-    assert document["curves"]["reward"] == read_metric_rows(finished / "metrics.jsonl").values("reward")
+    assert document["curves"]["reward"] == list(read_metric_rows(finished / "metrics.jsonl").series("reward").values)
     assert document["attempts"][0]["ranks"][0]["exit_code"] == 0
 
 
@@ -183,7 +184,7 @@ def test_two_runs_side_by_side(finished, tmp_path, capsys):
     assert document["recipe"] == [{"field": "training.learning_rate", finished.name: 0.001, "other": 0.002}]
     numbers = document["numbers"]
     assert numbers["steps"] == {finished.name: 2, "other": 2}
-    rewards = read_metric_rows(finished / "metrics.jsonl").values("reward")
+    rewards = list(read_metric_rows(finished / "metrics.jsonl").series("reward").values)
     assert numbers["reward, last tenth"]["other"] == pytest.approx(sum(rewards) / 2)
     lines = [line.split("\t") for line in output_of(capsys, "compare", str(finished), str(other)).splitlines()]
     assert ["training.learning_rate", "0.001", "0.002"] in lines
@@ -249,34 +250,6 @@ def look_at_damaged(contents, name, finished, tmp_path, capsys):
     for run in runs:
         output_of(capsys, "show", str(run), "--verify")
     json_of(capsys, "compare", *map(str, runs), str(finished))
-
-
-def test_metrics_are_read_as_far_as_they_go(tmp_path):
-    path = tmp_path / "metrics.jsonl"
-    lines = [
-        '{"step": 2, "reward": 1}',
-        '{"step": 1, "reward": 3}',
-        '{"step": 2, "reward": 5}',
-        '{"step": 3, "reward": NaN}',
-        "{",
-        "7",
-        '{"a": 1}',
-    ]
-    path.write_text("\n".join([*lines, '{"step": 2, "eval/reward": 0.5}', '{"step": 4, "rew']))
-    rows = read_metric_rows(path)
-    assert rows.points("reward") == [(1, 3.0), (2, 5.0)]
-    assert rows.points("eval/reward") == [(2, 0.5)]
-    assert (rows.last_step, rows.damaged_lines) == (3, 4)
-    assert rows.best("reward") == (2, 5.0)
-    assert rows.best("reward", greater=False) == (1, 3.0)
-    assert rows.best("nothing") is None
-
-
-def test_a_curve_as_bars():
-    assert sparkline([0, 1, 2, 3]) == "▁▃▆█"
-    assert sparkline([5, 5]) == "▄▄"
-    assert sparkline([]) == ""
-    assert sparkline(list(range(1000)), 8) == "▁▂▃▄▅▆▇█"
 
 
 def test_looking_imports_nothing_heavy(finished):

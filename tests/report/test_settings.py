@@ -2,7 +2,8 @@ from __future__ import annotations
 
 from synthetic import write_run
 
-from rloo_cli.report.run_view import distinct_names, view_runs
+from rloo_cli.inspect.run_state import distinct_names
+from rloo_cli.report.run_view import view_runs
 from rloo_cli.report.settings import Setting, environment_settings, recipe_settings
 from rloo_cli.run.folder import RunFolder
 
