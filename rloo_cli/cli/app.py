@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from typing import Annotated
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from rloo_cli import __version__
@@ -33,37 +34,71 @@ from rloo_cli.errors import RlooError
 
 EPILOG = """\b
 Exit codes:
-  0 done   1 bug   2 recipe wrong, or refused   3 data   4 reward
-  5 engine or server   6 storage   7 non-finite numbers   8 out of memory
-  75 stopped by a signal, state saved, `--resume` goes on   130 second Ctrl-C
+    0  done                        6  storage
+    1  a fault in rloo itself      7  numbers that are not finite
+    2  recipe wrong, or refused    8  out of memory
+    3  data                       75  stopped by a signal and saved: --resume
+    4  reward function           130  second Ctrl-C
+    5  engine or server
 """
+LINES = {
+    "recipes": "List, print and copy the recipes that come with rloo.",
+    "show": "Print what a recipe comes to, and where each value is from.",
+    "schema": "Print the JSON Schema of a recipe, or a section's fields.",
+    "rewards": "List reward functions, try one, start a new one.",
+    "doctor": "Look for what on this machine is in the way of a run.",
+    "plan": "Check a recipe: batches, steps, memory, first prompt.",
+    "train": "Train a model from a recipe, or go on after a stop.",
+    "eval": "Score a run's model, or any other, on the test split.",
+    "generate": "Talk to what was trained, as training did.",
+    "export": "Write a checkpoint as a transformers folder.",
+    "runs": "List runs, show one on a page, compare several.",
+    "report": "Write an HTML page about a run: curves, health, texts.",
+    "rollouts": "Look at completions with their rewards and advantages.",
+    "launch-config": "List and print what --accelerate-config takes.",
+    "slurm": "Write the batch script that trains a recipe under SLURM.",
+    "vllm-serve": "Serve a model by vLLM for trainers to generate with.",
+}
+"""What `rloo --help` says of each command on one line of 80 columns, in its order: before a run, the run, after it, other machines."""
 BROKEN_PIPE = 141  # 128 + SIGPIPE, what a shell reports for a program that the pipe's end stopped
 INTERRUPTED = 130
 
+
+class _InOrder(TyperGroup):
+    """Commands in the order of `LINES`, not as they were registered."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Those with a line; the others are hidden."""
+        return [name for name in LINES if name in self.commands]
+
+
 app = typer.Typer(
     name="rloo",
+    cls=_InOrder,
     add_completion=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command(epilog=EPILOG)(train)
-app.command(epilog=EPILOG)(plan)
-app.command(name="eval", epilog=EPILOG)(evaluate)
-app.command(epilog=EPILOG)(export)
-app.command(epilog=EPILOG)(generate)
-app.command(epilog=EPILOG)(report)
-app.add_typer(recipes, name="recipes", epilog=EPILOG)
-app.command(epilog=EPILOG)(show)
-app.command()(schema)
-app.command(epilog=EPILOG)(doctor)
-app.add_typer(runs, name="runs", epilog=EPILOG)
-app.add_typer(rollouts, name="rollouts", epilog=EPILOG)
-app.add_typer(rewards, name="rewards", epilog=EPILOG)
-app.add_typer(launch_config, name="launch-config", epilog=EPILOG)
-app.command(name="vllm-serve", epilog=EPILOG)(vllm_serve)
-app.command(epilog=EPILOG)(slurm)
+COMMANDS: Mapping[str, Callable[..., Any]] = {
+    "show": show,
+    "schema": schema,
+    "doctor": doctor,
+    "plan": plan,
+    "train": train,
+    "eval": evaluate,
+    "generate": generate,
+    "export": export,
+    "report": report,
+    "slurm": slurm,
+    "vllm-serve": vllm_serve,
+}
+GROUPS = {"recipes": recipes, "rewards": rewards, "runs": runs, "rollouts": rollouts, "launch-config": launch_config}
+for _name, _command in COMMANDS.items():
+    app.command(name=_name, epilog=EPILOG, short_help=LINES[_name])(_command)
+for _name, _group in GROUPS.items():
+    app.add_typer(_group, name=_name, epilog=EPILOG, short_help=LINES[_name])
 app.command(name="slurm-attempt", hidden=True)(slurm_attempt)
 app.command(name="slurm-task", hidden=True)(slurm_task)
 app.command(name="slurm-port", hidden=True)(slurm_port)
@@ -82,22 +117,11 @@ def main(
     """Train language models with RLOO (REINFORCE Leave-One-Out) from YAML recipes.
 
     \b
-    rloo plan  recipes/quickstart.yaml      what a run would do, and whether it fits
-    rloo train recipes/quickstart.yaml      do it
-    rloo train recipes/quickstart.yaml --resume --output-dir runs/mine
-    rloo eval  runs/mine                    score what was trained
-    rloo export runs/mine my-model          its best checkpoint as a transformers folder
-    rloo generate runs/mine "What is 1+2?"  talk to it
-    rloo runs ls                            every run: state, rewards, when
-    rloo report runs/mine                   a page about it: curves, health, rollouts
-    rloo recipes ls                         the recipes that come with rloo
-    rloo show mine.yaml --sources           what a recipe comes to, and why
-    rloo schema --show generation           the fields of a recipe's section
-    rloo doctor                             what on this machine is in the way
-    rloo rewards check recipes/quickstart.yaml   what its reward pays for
-    rloo rollouts show runs/mine            completions, rewards, advantages
-    rloo vllm-serve --model M               a vLLM server that trainers generate with
-    rloo slurm mine.yaml --gpus-per-node 8  the batch script that trains it under SLURM
+    rloo train quickstart --output-dir runs/mine   one to two minutes on a CPU
+    rloo report runs/mine                          curves, health, completions
+    rloo generate runs/mine "What is 47+38+85?"    talk to it
+    rloo recipes cp template my-task               begin a recipe of your own
+    rloo plan my-task/recipe.yaml                  would it fit this machine?
 
     `rloo COMMAND --help` tells more.
     """

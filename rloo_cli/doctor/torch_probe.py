@@ -18,6 +18,9 @@ from rloo_cli.recipe.processes import visible_gpus
 
 SECONDS = 40.0
 """From their start to the answer; a cold file system takes long to import torch, and an ordinary one three seconds."""
+LATE = "no answer of a process that imports torch: a machine that is busy, a slow file system, or a driver that hangs"
+LATE_REMEDY = 'try again when the machine has less to do; `python -X importtime -c "import torch"` tells where the time goes'
+BROKEN_REMEDY = 'install it anew: pip install -c constraints.txt -e ".[math]"'
 GIB = 1 << 30
 BUSY_SHARE = 0.9
 """A GPU of which less is free has somebody on it."""
@@ -55,7 +58,7 @@ class TorchProbe:
                 child.kill()
                 child.wait()
         if isinstance(first, str):
-            yield Check(name="torch", level=Level.FAIL, said=first, remedy='install it anew: pip install -c constraints.txt -e ".[math]"')
+            yield Check(name="torch", level=Level.FAIL, said=first, remedy=LATE_REMEDY if first == LATE else BROKEN_REMEDY)
             return
         yield from found_checks(first, second, gpus_there=visible_gpus(self._environ))
 
@@ -64,7 +67,7 @@ class TorchProbe:
         try:
             said, errors = child.communicate(timeout=max(0.1, self._until - time.monotonic()))
         except subprocess.TimeoutExpired:
-            return "no answer of a process that imports torch; a slow file system, or a driver that hangs"
+            return LATE
         try:
             document = json.loads((said.splitlines() or [""])[-1])
         except ValueError:

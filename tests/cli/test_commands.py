@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import shlex
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from rloo_cli.cli.app import exit_code_of
+from rloo_cli.cli.app import COMMANDS, GROUPS, LINES, exit_code_of
 from rloo_cli.errors import EngineError
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -31,6 +32,18 @@ def write_recipe(folder: Path, **changes) -> Path:
     path = folder / "mine.yaml"
     path.write_text(yaml.safe_dump(document))
     return path
+
+
+def test_help_has_a_whole_line_for_each_command_on_a_narrow_terminal():
+    result = subprocess.run(
+        [sys.executable, "-m", "rloo_cli", "--help"], capture_output=True, text=True, timeout=60, env={**os.environ, "COLUMNS": "80"}
+    )
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    listed = lines[lines.index("Commands:") + 1 :]
+    listed = [line.split(maxsplit=1) for line in listed[: listed.index("")]]
+    assert dict(listed) == LINES
+    assert LINES.keys() == COMMANDS.keys() | GROUPS.keys()
 
 
 @pytest.mark.parametrize(
@@ -77,7 +90,7 @@ def test_five_faults_are_five_lines_at_once(tmp_path, capsys):
 
 def test_no_arguments_show_the_help(capsys):
     assert exit_code_of([]) == 2
-    assert "rloo train recipes/quickstart.yaml" in capsys.readouterr().err
+    assert "rloo train quickstart" in capsys.readouterr().err
 
 
 def test_version(capsys):
