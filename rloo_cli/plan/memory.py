@@ -161,6 +161,6 @@ def estimate_disk(shape: ModelShape, work: Workload, *, checkpoints: int, rows: 
         "checkpoint": checkpoint,
         "process": _part(checkpoint, spread.state_parts),
         "checkpoints": checkpoint * checkpoints,
-        "final": shape.parameters * work.weight_bytes,
+        "final": weights,
         "rollouts": rows * text_and_ids,
     }

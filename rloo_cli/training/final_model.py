@@ -22,10 +22,10 @@ def save_final_model(folder: RunFolder, strategy: Strategy, tokenizer: PreTraine
         NeighbourError: that is so on the main rank.
     """
     model = strategy.policy.model
-    if strategy.is_sharded:
-        _save_gathered(folder, strategy, model, tokenizer, step=step, ranks=ranks)
-    else:
+    if strategy.name == "ddp":
         ranks.together(lambda: _save_own(folder, model, tokenizer, step=step) if ranks.is_main else None)
+    else:
+        _save_gathered(folder, strategy, model, tokenizer, step=step, ranks=ranks)
 
 
 def _save_own(folder: RunFolder, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, step: int) -> None:
@@ -41,7 +41,7 @@ def _folder(folder: RunFolder, step: int) -> AtomicFolder:
 def _save_gathered(
     folder: RunFolder, strategy: Strategy, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, step: int, ranks: Ranks
 ) -> None:
-    """Write what no rank has as a whole: the tensors are gathered twice, since a file begins with what will be in it."""
+    """Write what no rank has as a whole, or not in float32 (ZeRO's weights under bf16): the tensors are gathered twice, since a file begins with what will be in it."""
     plan = plan_weights(as_published(model, strategy.named_tensors()))
     with contextlib.ExitStack() as stack:
         files = ranks.together(lambda: stack.enter_context(_with_room(folder, plan, step)) if ranks.is_main else None)

@@ -24,6 +24,7 @@ from rloo_cli.run.ranks import join_ranks
 from rloo_cli.run.shards import SavedState
 from rloo_cli.run.signals import StopRequested
 from rloo_cli.training import auto
+from rloo_cli.training.final_model import save_final_model
 from rloo_cli.training.optimizer import build_optimizer
 
 STRATEGIES = ("fsdp2", "zero2", "zero3")
@@ -229,26 +230,35 @@ def check_runs(found, tmp_path, monkeypatch):
     assert all(torch.allclose(ours[name], theirs[name], rtol=1e-3, atol=1e-4) for name in theirs)
 
 
-def in_bf16(rank, strategy):
-    """Weights that bf16 cannot hold, as they are trained from; the KL before any update; and how far a tiny step has moved them."""
+def in_bf16(rank, strategy, folder):
+    """Of weights that bf16 cannot hold: whether they are trained from as they are; the KL before any update; how far a tiny step has moved
+    them; and what the gathered ones are then, whose final/ is written."""
     Accelerator(cpu=True, mixed_precision="bf16")
-    model = tiny.qwen2()
+    model, ranks = tiny.qwen2(), join_ranks()
     before = rig.flat(model).clone()
-    made = updater(model, join_ranks(), strategy, optimizer=lambda policy: rig.sgd(policy, 1e-5), layout="plain")
+    made = updater(model, ranks, strategy, optimizer=lambda policy: rig.sgd(policy, 1e-5), layout="plain")
     made.reference = made.strategy.make_reference(low_precision=torch.bfloat16)
     made.algorithm = made.algorithm.model_copy(update={"beta": 0.1})
     start = rig.whole(made.strategy)
     moved, after, _ = rig.gradient_of_update(made, rig.make_experience())
-    return torch.equal(start, before), after.kl_PG.abs().max(), moved.norm()
+    save_final_model(RunFolder(folder), made.strategy, tiny.byte_tokenizer(), step=1, ranks=ranks)
+    weights = {name: tensor.clone() for name, tensor in made.strategy.named_tensors()}
+    return torch.equal(start, before), after.kl_PG.abs().max(), moved.norm(), weights
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_under_bf16_the_weights_that_are_updated_are_float32(strategy, tmp_path):
-    for is_exact, kl, moved in run_ranks(in_bf16, 2, tmp_path, strategy):
+def test_under_bf16_the_weights_that_are_updated_and_written_are_float32(strategy, tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "SECONDS", 280)
+    (tmp_path / "run").mkdir()
+    for is_exact, kl, moved, weights in run_ranks(in_bf16, 2, tmp_path, strategy, tmp_path / "run"):
         assert is_exact
         assert kl == 0
         assert moved == pytest.approx(0.5e-5, rel=0.05)
+        final = load_file(tmp_path / "run" / "final" / "model.safetensors")
+        assert {tensor.dtype for tensor in final.values()} == {torch.float32}
+        assert all(torch.equal(tensor, weights[name]) for name, tensor in final.items())
+        assert final.keys() | {"lm_head.weight"} == weights.keys()  # it is tied
 
 
 def out_of_memory(rank):
