@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from rloo_cli.cli.page import ABSENT, columns, duration, number, plural, row_number, share, sign_style, signed, text_block
+from rloo_cli.cli.page import ABSENT, columns, duration, number, row_number, share, sign_style, signed, text_block
 from rloo_cli.inspect.comparing import GroupPair, best_completion, mean_length
 from rloo_cli.inspect.rescoring import Agreement, Example
 from rloo_cli.inspect.stored import StoredCompletion, StoredGroup
 from rloo_cli.inspect.visible import on_one_line, visible
+from rloo_cli.inspect.words import plural
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

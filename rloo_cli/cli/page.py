@@ -105,11 +105,6 @@ def row_number(value: int | None) -> str:
     return ABSENT if value is None else str(value)
 
 
-def plural(count: int, noun: str) -> str:
-    """`1 group`, `3,072 groups`."""
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def sign_style(value: float | None) -> str:
     """Green above 0, red below it or for what is no number, dim for 0 and what is absent."""
     if value is None or value == 0:

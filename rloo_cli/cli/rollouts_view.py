@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rloo_cli.cli.page import ABSENT, fitting_tables, number, row_number, share, sign_style, signed, text_block
 from rloo_cli.inspect.rollout_files import RolloutFile
+from rloo_cli.inspect.series import sparkline
 from rloo_cli.inspect.step_summary import StepSummary
 from rloo_cli.inspect.stored import StoredCompletion, StoredGroup
 from rloo_cli.inspect.token_text import TokenText
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.text import Text
 
-SPARKS = "▁▂▃▄▅▆▇█"
+SPARKS = 40
+"""Bars of a line."""
 LEAST_SPARKS = 3
 
 
@@ -68,7 +70,7 @@ def course(summaries: Sequence[StepSummary]) -> str | None:
     rewards = [s.reward.mean for s in summaries if s.kind == "train" and s.reward.mean is not None]
     if len(rewards) < LEAST_SPARKS:
         return None
-    return f"reward  {number(rewards[0])} {sparkline(rewards)} {number(rewards[-1])}"
+    return f"reward  {number(rewards[0])} {sparkline(rewards, SPARKS)} {number(rewards[-1])}"
 
 
 def without_repetition(header: list[str], rows: list[list[str]]) -> tuple[list[str], list[list[str]]]:
@@ -77,19 +79,6 @@ def without_repetition(header: list[str], rows: list[list[str]]) -> tuple[list[s
     if len(header) == len(STATS_HEADER) + 1 and all(row[-1] == row[reward] for row in rows):
         return header[:-1], [row[:-1] for row in rows]
     return header, rows
-
-
-def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """The values as bars, neighbours averaged where there are more than `width`.
-
-    >>> sparkline([0, 1, 2, 3])
-    '▁▃▆█'
-    """
-    cells = min(width, len(values))
-    parts = [values[i * len(values) // cells : (i + 1) * len(values) // cells] for i in range(cells)]
-    means = [sum(part) / len(part) for part in parts]
-    low, span = min(means), max(means) - min(means)
-    return "".join(SPARKS[round((mean - low) / span * (len(SPARKS) - 1)) if span else 0] for mean in means)
 
 
 def _share_of(summary: StepSummary, reason: str) -> float | None:

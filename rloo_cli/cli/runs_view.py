@@ -7,13 +7,14 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rloo_cli.cli.page import ABSENT, columns, number, plural
+from rloo_cli.cli.page import ABSENT, columns, number
 from rloo_cli.inspect.recipe_values import changed_values, default_values, differences, json_values, shown_value
 from rloo_cli.inspect.run_attempts import Attempt, read_warnings
 from rloo_cli.inspect.run_page import Curve, SavedStep, curves, next_commands, side_by_side
 from rloo_cli.inspect.run_state import RunFacts, RunSummary, StateName, distinct_names
 from rloo_cli.inspect.series import sparkline
 from rloo_cli.inspect.visible import on_one_line, visible
+from rloo_cli.inspect.words import plural, seconds
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
@@ -79,19 +80,9 @@ def when(moment: datetime | None) -> str:
     return ABSENT if moment is None else f"{moment:%Y-%m-%d %H:%M}"
 
 
-def took(seconds: float | None) -> str:
-    """A duration of two parts.
-
-    >>> took(5.4), took(754), took(12_000), took(200_000), took(None)
-    ('5 s', '12 min 34 s', '3 h 20 min', '2 d 7 h', '—')
-    """
-    if seconds is None:
-        return ABSENT
-    whole = round(seconds)
-    for name, size, below, part in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
-        if whole >= size:
-            return f"{whole // size} {name} {whole % size // part} {below}"
-    return f"{whole} s"
+def took(time: float | None) -> str:
+    """A duration in seconds; a dash where it is not known."""
+    return ABSENT if time is None else seconds(time)
 
 
 def size_words(size: int) -> str:

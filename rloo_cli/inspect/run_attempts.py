@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from rloo_cli.errors import StoppedError
 from rloo_cli.run.folder import ATTEMPT_NAME, RunFolder
 
 TIME = re.compile(r"^(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d),\d{3} (?:[A-Z]+) ", re.MULTILINE)
@@ -17,7 +18,7 @@ TAIL = 1 << 16
 """Bytes at the end of a log in which its last time is looked for."""
 MOST_LOG = 1 << 24
 """Bytes of a log that are searched for warnings."""
-STOPPED = 75
+STOPPED = StoppedError.exit_code
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

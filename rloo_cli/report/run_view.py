@@ -15,8 +15,8 @@ from rloo_cli.inspect.rollout_files import RolloutFile, find_rollouts
 from rloo_cli.inspect.run_attempts import read_attempts
 from rloo_cli.inspect.run_state import distinct_names, lock_holder, read_environment
 from rloo_cli.inspect.stored import run_recipe
+from rloo_cli.inspect.words import plural
 from rloo_cli.recipe.schema import Recipe
-from rloo_cli.report.wording import plural
 from rloo_cli.run.folder import RunFolder
 
 RunStateName = Literal["finished", "under way", "not finished"]

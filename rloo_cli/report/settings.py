@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from rloo_cli.inspect.recipe_values import ABSENT as NO_FIELD
+from rloo_cli.inspect.recipe_values import changed_values, default_values, shown_value
 from rloo_cli.recipe.rules import reward_name
-from rloo_cli.recipe.schema import Recipe, Section
+from rloo_cli.recipe.schema import Recipe
 from rloo_cli.report.run_view import RunView
 
 ABSENT = "—"
@@ -55,35 +57,22 @@ def _setting(name: str, views: Sequence[RunView], tables: Sequence[Mapping[str, 
 
 
 def _changed(recipe: Recipe) -> dict[str, tuple[str, str]]:
-    """Field → (value, default)."""
-    changed: dict[str, tuple[str, str]] = {}
-    for section in Recipe.model_fields:
-        value = getattr(recipe, section)
-        entries = {f"rewards[{reward_name(entry)}]": entry for entry in value} if section == "rewards" else {section: value}
-        for prefix, entry in entries.items():
-            changed |= {f"{prefix}.{name}": pair for name, pair in _changed_of(entry).items()}
-    return changed
+    """Field → (value, default). Rewards are told by name, so that their order does not matter."""
+    defaults = default_values(recipe)
+    return {
+        _by_name(field, recipe): (shown_value(value), shown_value(defaults.get(field, NO_FIELD)))
+        for field, value in changed_values(recipe).items()
+    }
 
 
-def _changed_of(section: Section) -> dict[str, tuple[str, str]]:
-    found = {}
-    for name, field in type(section).model_fields.items():
-        value = getattr(section, name)
-        if field.is_required():
-            found[name] = (plain(value), ABSENT)
-        elif value != (default := field.get_default(call_default_factory=True)):
-            found[name] = (plain(value), plain(default))
-    return found
+def _by_name(field: str, recipe: Recipe) -> str:
+    match = re.fullmatch(r"rewards\[(\d+)\]\.(.*)", field)
+    return f"rewards[{reward_name(recipe.rewards[int(match[1])])}].{match[2]}" if match is not None else field
 
 
 def _schema_order(name: str) -> int:
     section = name.partition(".")[0].partition("[")[0]
     return list(Recipe.model_fields).index(section)
-
-
-def plain(value: Any) -> str:
-    """A value as YAML would have it on one line."""
-    return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _environment(document: Mapping[str, Any]) -> dict[str, str]:

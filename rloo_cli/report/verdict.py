@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from rloo_cli.inspect.series import Series, end_length
 from rloo_cli.inspect.visible import visible
+from rloo_cli.inspect.words import plural, seconds
 from rloo_cli.report.health import Finding, Level
 from rloo_cli.report.measures import FEWEST_STEPS, reward_rise
 from rloo_cli.report.run_view import RunView
-from rloo_cli.report.wording import number, plural, seconds
+from rloo_cli.report.wording import number
 
 TRAIN_TIME = "perf/seconds/step"
 EVALUATION_TIME = "perf/seconds/evaluate"

@@ -11,7 +11,7 @@ from rloo_cli.inspect.metric_rows import read_metric_rows
 from rloo_cli.inspect.series import Series, sparkline
 
 
-@pytest.mark.parametrize("module", ["series", "run_state"])
+@pytest.mark.parametrize("module", ["series", "run_state", "words"])
 def test_examples(module):
     tested = doctest.testmod(importlib.import_module(f"rloo_cli.inspect.{module}"))
     assert tested.attempted
