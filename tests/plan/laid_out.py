@@ -5,8 +5,8 @@ from __future__ import annotations
 import gc
 
 import torch
+import torch._dynamo  # the optimizer would, in the middle of a count: some hundred thousand objects
 from accelerate import Accelerator
-from accelerate.state import AcceleratorState
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -63,19 +63,20 @@ class Watch:
         self.most[way] = max(self.most[way], live_bytes())
 
 
-def both_precisions(rank, names):
-    """By strategy, and whether in bfloat16."""
-    return {f"{name} {low}": states(name, low) for name in names for low in (False, True)}
+def on_rank(rank, names, low):
+    """By strategy. One of DeepSpeed's has a process to itself: it leaves tensors behind."""
+    return {name: states(name, low) for name in names}
 
 
 def states(name, low):
     """Bytes of this rank's tensors: laid out, in a pass, with gradients, after a step, without gradients, with a reference."""
-    AcceleratorState._reset_state()  # a process has one precision, otherwise
     accelerator = Accelerator(cpu=True, mixed_precision="bf16" if low else "no")
     ranks = join_ranks()
     found = {}
-    before = live_bytes()
     strategy = make_strategy(Distribution(strategy=name), accelerator, ranks)
+    gc.collect()
+    gc.freeze()  # nothing of what there is now is looked through again, and counted
+    before = live_bytes()
     torch.manual_seed(0)
     strategy.distribute(Policy(in_bf16(LlamaForCausalLM(config())), layout="packed", temperature=1.0, head_chunk=None), adamw)
     found["laid out"] = live_bytes() - before
