@@ -24,7 +24,7 @@ def list_configs() -> None:
     print_table([(name, _summary(name)) for name in STRATEGIES], header=("name", "what it does"))
 
 
-@app.command("show")
+@app.command("show", short_help="Print a configuration, to keep or to change.")
 def show_config(name: Annotated[str, typer.Argument(metavar="NAME", help="One of those that `ls` lists.", show_default=False)]) -> None:
     """Print a configuration: a file that `rloo train --accelerate-config` and `accelerate launch --config_file` both take.
 

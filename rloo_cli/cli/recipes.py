@@ -34,7 +34,7 @@ NameArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
-@app.command("ls")
+@app.command("ls", short_help="List the shipped recipes, and what each needs.")
 def list_recipes(as_json: JsonOption = False) -> None:
     """List the shipped recipes: what each is about, what it runs on, what it needs.
 

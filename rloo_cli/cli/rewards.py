@@ -31,7 +31,7 @@ app = typer.Typer(
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
-@app.command("ls")
+@app.command("ls", short_help="List the built-in reward functions.")
 def list_rewards(
     code_dir: Annotated[
         str | None,
@@ -72,7 +72,7 @@ def list_rewards(
         typer.echo(f"note: not read: {line}", err=True)
 
 
-@app.command("check")
+@app.command("check", short_help="Try a reward function on completions of known worth.")
 def check(
     subject: Annotated[
         str,
@@ -180,7 +180,7 @@ def check(
     _raise_for(results)
 
 
-@app.command("new")
+@app.command("new", short_help="Write a reward function to start from, and a test of it.")
 def new(
     name: Annotated[str, typer.Argument(metavar="NAME", show_default=False, help="my_reward, or my_module.my_reward.")],
     folder: Annotated[str, typer.Option("--dir", metavar="DIR", help="Where the files go: beside your recipe is the right place.")] = ".",

@@ -46,7 +46,7 @@ StepsOption = Annotated[
 ]
 
 
-@app.command("ls")
+@app.command("ls", short_help="List the steps of a run.")
 def list_rollouts(run: RunArgument, steps: StepsOption = None, as_json: JsonOption = False) -> None:
     """List the steps of a run: prompts, completions, mean reward, tokens, how completions ended.
 
@@ -65,7 +65,7 @@ def list_rollouts(run: RunArgument, steps: StepsOption = None, as_json: JsonOpti
     _raise_first(damaged)
 
 
-@app.command("stats")
+@app.command("stats", short_help="Tabulate rewards and lengths by step.")
 def show_stats(run: RunArgument, steps: StepsOption = None, as_json: JsonOption = False) -> None:
     """Tabulate each step: reward (mean, deviation, deviation within groups), tokens, share cut off, groups without signal, each function.
 
@@ -96,7 +96,7 @@ def show_stats(run: RunArgument, steps: StepsOption = None, as_json: JsonOption 
     _raise_first(damaged)
 
 
-@app.command("show")
+@app.command("show", short_help="Show a group: prompt, completions, rewards, advantages.")
 def show_groups(
     run: RunArgument,
     step: Annotated[
@@ -155,7 +155,7 @@ def show_groups(
         print_page(console, group_parts(console, group, file, len(groups), tokens=tokens, full=full, fault=facts.get("row")))
 
 
-@app.command("diff")
+@app.command("diff", short_help="Compare the same prompts at two steps.")
 def diff_steps(
     run: RunArgument,
     step_a: Annotated[str, typer.Argument(metavar="STEP_A", show_default=False, help="12, first, eval-0, …")],
@@ -205,7 +205,7 @@ def diff_steps(
     print_page(console, diff_parts(console, pairs, ranked[:count], names, full=full))
 
 
-@app.command("rescore")
+@app.command("rescore", short_help="Run another reward function over stored completions.")
 def rescore(
     run: RunArgument,
     reward: Annotated[

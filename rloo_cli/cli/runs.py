@@ -35,7 +35,7 @@ RunsArgument = Annotated[
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 
 
-@app.command("ls")
+@app.command("ls", short_help="List runs, the latest last.")
 def list_runs(
     folder: Annotated[
         str, typer.Argument(metavar="[FOLDER]", autocompletion=complete_run, help="Where runs are looked for, sub-folders too.")
@@ -70,7 +70,7 @@ def list_runs(
         print_page(new_console(), reasons([each.summary for each in facts], Path(folder)))
 
 
-@app.command("show")
+@app.command("show", short_help="Show one run on a page.")
 def show_run(
     run: RunArgument,
     verify: Annotated[bool, typer.Option("--verify", help="Hold every byte of the checkpoints against its hash, not sizes alone.")] = False,
@@ -96,7 +96,7 @@ def show_run(
         print_page(console, run_parts(console, facts, saved))
 
 
-@app.command("compare")
+@app.command("compare", short_help="Compare runs: numbers side by side, and their recipes.")
 def compare_runs(runs: RunsArgument, as_json: JsonOption = False) -> None:
     """Compare runs: rewards, lengths, speed side by side, and the fields in which their recipes differ.
 

@@ -46,6 +46,15 @@ def test_help_has_a_whole_line_for_each_command_on_a_narrow_terminal():
     assert LINES.keys() == COMMANDS.keys() | GROUPS.keys()
 
 
+@pytest.mark.parametrize("group", GROUPS)
+def test_lines_of_a_group_are_whole(group, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert exit_code_of([group, "--help"]) == 0
+    listed = capsys.readouterr().out.partition("\nCommands:\n")[2].partition("\n\n")[0].splitlines()
+    assert listed
+    assert all(line.endswith(".") and not line.endswith("...") for line in listed)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
