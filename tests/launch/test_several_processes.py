@@ -23,6 +23,74 @@ TOLERANCE = 1e-4
 END_SECONDS = 60
 """From the end of one rank to that of the command."""
 
+KILLED_IN = """
+import importlib.util, os, signal, sys
+
+
+def die():
+    open(os.path.join(os.path.dirname(__file__), "killed"), "w").close()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def in_rollout(module):
+    generate, batches = module.TransformersEngine.generate, []
+
+    def generate_or_die(self, *arguments, check_stop, **options):
+        batches.append(0)
+
+        def between_tokens():
+            batches[-1] += 1
+            if (len(batches), batches[-1]) == (6, 3):
+                die()
+            check_stop()
+
+        return generate(self, *arguments, check_stop=between_tokens, **options)
+
+    module.TransformersEngine.generate = generate_or_die
+
+
+def in_backward(module):
+    forward, step, steps = module.FullySharded.forward, module.FullySharded.step, []
+
+    def forward_and_die(self, batch):
+        if len(steps) == 5:
+            self.policy.model.base_model.layers[0].register_full_backward_pre_hook(lambda *_: die())
+        return forward(self, batch)
+
+    def counted(self, **options):
+        steps.append(1)
+        return step(self, **options)
+
+    module.FullySharded.forward, module.FullySharded.step = forward_and_die, counted
+
+
+class Patched:
+    places = {{
+        "rollout": ("rloo_cli.rollout.transformers_engine", in_rollout),
+        "backward": ("rloo_cli.training.strategy_fsdp", in_backward),
+    }}
+
+    def find_spec(self, name, path=None, target=None):
+        wanted, patch = self.places["{where}"]
+        if name != wanted:
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+
+        def execute_and_patch(module):
+            execute(module)
+            patch(module)
+
+        spec.loader.exec_module = execute_and_patch
+        return spec
+
+
+if os.environ.get("RANK") == "1":
+    sys.meta_path.insert(0, Patched())
+"""
+"""A module that Python imports at its start: rank 1 dies in the sixth step, between tokens or between layers."""
+
 
 def arguments(folder, *more, settings=()):
     options = [word for setting in [*SETTINGS, *settings] for word in ("--set", setting)]
@@ -127,6 +195,57 @@ def test_a_stop_is_agreed_on_and_resume_ends_as_the_run_that_was_never_stopped(w
     assert how.endswith(f"--output-dir {tmp_path / 'run'} --resume")
     assert run(arguments(tmp_path / "run", "--num-processes", "2", "--resume")).returncode == 0
     assert gold(tmp_path / "run") == gold(whole)
+
+
+@pytest.fixture(scope="module")
+def sharded(tmp_path_factory):
+    """(options, folder of a run of two processes from the beginning to the end) under a strategy, made once."""
+    made = {}
+
+    def make(strategy):
+        options = ["--num-processes", "2", "--accelerate-config", strategy]
+        if strategy not in made:
+            folder = tmp_path_factory.mktemp(strategy) / "whole"
+            done = run(arguments(folder, *options))
+            assert done.returncode == 0, done.stderr
+            made[strategy] = folder
+        return options, made[strategy]
+
+    return make
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("strategy", ["fsdp2", "zero3"])
+def test_a_stop_under_shards_is_saved_and_resume_ends_as_the_run_that_was_never_stopped(sharded, tmp_path, strategy):
+    options, uninterrupted = sharded(strategy)
+    started = Started(arguments(tmp_path / "run", *options), step=6)
+    os.kill(started.process.pid, signal.SIGUSR1)
+    code, errors, seconds = started.end()
+    assert (code, seconds < END_SECONDS) == (75, True), errors
+    assert re.search(r"^stopped by SIGUSR1: step \d+ is saved, --resume goes on from there\.$", errors, re.MULTILINE), errors
+    assert run(arguments(tmp_path / "run", *options, "--resume")).returncode == 0
+    assert gold(tmp_path / "run") == gold(uninterrupted)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("where", ["rollout", "backward"])
+def test_a_rank_that_is_killed_under_shards_ends_the_command_which_names_it_and_resume_goes_on(sharded, tmp_path, monkeypatch, where):
+    options, uninterrupted = sharded("fsdp2")
+    (tmp_path / "sitecustomize.py").write_text(KILLED_IN.format(where=where))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    started = Started(arguments(tmp_path / "run", *options))
+    code, errors, seconds = started.end()
+    monkeypatch.delenv("PYTHONPATH")
+    assert (code, seconds < END_SECONDS) == (1, True), errors
+    assert re.search(r"^error: rank 1 on \S+ was ended by SIGKILL without a word, after: .+train-rank-1\.log", errors, re.MULTILINE), errors
+    assert "Traceback" not in errors
+    ended = time.time() - (tmp_path / "killed").stat().st_mtime
+    assert ended < END_SECONDS, ended
+    assert len(rows(tmp_path / "run")) == 5
+    assert run(arguments(tmp_path / "run", *options, "--resume")).returncode == 0
+    assert gold(tmp_path / "run") == gold(uninterrupted)
 
 
 @pytest.mark.slow
