@@ -97,9 +97,18 @@ def test_what_would_train_otherwise_than_it_says_is_refused_with_its_place(tmp_p
         ('{"zero_optimization": {"stage": 2}, "fp16": {"enabled": true}}', "ds.json: fp16: not offered"),
         ('{"zero_optimization": {"stage": 2}, "optimizer": {"type": "Adam"}}', "ds.json: optimizer: the recipe says it"),
         ('{"zero_optimization": {"stage": 0}}', "zero_optimization.stage: stage 0 is not offered"),
-        ('{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}', "ds.json: zero_optimization.offload_optimizer: Deep"),
-        ('{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}', "zero_optimization.offload_param: .*fsdp_offload_params"),
-        ('{"zero_optimization": {"stage": 2, "cpu_offload": true}}', "zero_optimization.cpu_offload: DeepSpeed's offloading is not offered"),
+        (
+            '{"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}',
+            "ds.json: zero_optimization.offload_optimizer: Deep",
+        ),
+        (
+            '{"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}',
+            "zero_optimization.offload_param: .*fsdp_offload_params",
+        ),
+        (
+            '{"zero_optimization": {"stage": 2, "cpu_offload": true}}',
+            "zero_optimization.cpu_offload: DeepSpeed's offloading is not offered",
+        ),
         ("{}", "zero_optimization: missing"),
         ("nonsense", "not JSON"),
     ],
