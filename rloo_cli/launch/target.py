@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from rloo_cli.errors import RefusedError
+from rloo_cli.run.checkpoint import refuse_absent, step_name
 from rloo_cli.run.folder import RunFolder, RunState, default_run_path, open_existing, open_new
 
 RUNS = Path("runs")
@@ -35,7 +36,7 @@ def choose_target(*, recipe_name: str, output_dir: str | None, resume: str | Non
         now: the time that a default folder carries in its name.
 
     Raises:
-        RefusedError: a new run was asked for in a folder that holds something, or there is nothing to resume.
+        RefusedError: a new run was asked for in a folder that holds something, or there is nothing to resume, or no such step.
         StorageError: the folder cannot be looked into, or a run is under way in it.
     """
     if resume is None:
@@ -44,7 +45,7 @@ def choose_target(*, recipe_name: str, output_dir: str | None, resume: str | Non
         return _auto(output_dir)
     if resume == "latest" or resume.isdecimal():
         folder = open_existing(Path(output_dir) if output_dir else newest_run(recipe_name))
-        return Target(folder=folder, resume=int(resume)) if resume.isdecimal() else _latest(folder)
+        return _at_step(folder, int(resume)) if resume.isdecimal() else _latest(folder)
     return _from_path(Path(resume), output_dir)
 
 
@@ -70,6 +71,11 @@ def _auto(output_dir: str | None) -> Target:
 
 def _latest(folder: RunFolder) -> Target:
     return Target(folder=folder, resume="latest", finished=folder.state() is RunState.FINISHED)
+
+
+def _at_step(folder: RunFolder, step: int) -> Target:
+    refuse_absent(folder.checkpoints / step_name(step), folder.checkpoints)
+    return Target(folder=folder, resume=step)
 
 
 def _from_path(path: Path, output_dir: str | None) -> Target:

@@ -95,7 +95,7 @@ def find_checkpoint(folder: Path, which: Literal["latest"] | int | Path = "lates
     if which == "latest":
         return _find_latest(folder, ranks)
     path = which if isinstance(which, Path) else folder / step_name(which)
-    ranks.together(lambda: _refuse_absent(path, folder))
+    ranks.together(lambda: refuse_absent(path, folder))
     try:
         return _open(path, ranks)
     except DamagedError as error:
@@ -163,7 +163,8 @@ def _warn_of_strays(folder: Path) -> None:
         logger.warning("no checkpoint has such a name, so they are left alone: %s in %s", ", ".join(strays), folder)
 
 
-def _refuse_absent(path: Path, folder: Path) -> None:
+def refuse_absent(path: Path, folder: Path) -> None:
+    """Raise RefusedError where there is no checkpoint at `path`, with the steps that are saved below `folder`."""
     if not path.is_dir():
         there = ", ".join(str(step) for step in list_steps(folder)) or "none"
         raise RefusedError(f"there is no checkpoint {path}. Steps saved in {folder}: {there}.")

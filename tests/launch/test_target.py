@@ -62,6 +62,13 @@ def test_resume_takes_a_step(run):
     assert choose(resume="4", output_dir=str(run)).resume == 4
 
 
+def test_a_step_that_is_not_saved_is_refused_and_nothing_is_written(run):
+    before = sorted(run.rglob("*"))
+    with pytest.raises(RefusedError, match=r"there is no checkpoint .*000002\. Steps saved in .*: 4\."):
+        choose(resume="2", output_dir=str(run))
+    assert sorted(run.rglob("*")) == before
+
+
 def test_resume_takes_a_checkpoint_and_finds_its_run(run):
     checkpoint = run / "checkpoints" / "000004"
     target = choose(resume=str(checkpoint))
