@@ -165,7 +165,7 @@ def _is_safe(field: str, new: Recipe) -> bool:
 
 
 def _rounds(field: str) -> str:
-    return "; sums are taken in another order, so that numbers differ in their last digits" if field in ROUNDING_FIELDS else ""
+    return "; sums are taken in another order, so that numbers differ by rounding, in bf16 visibly" if field in ROUNDING_FIELDS else ""
 
 
 def _why(field: str, new: Recipe) -> str:
