@@ -183,8 +183,8 @@ def test_the_estimate_is_within_30_percent_of_the_measured_peak(tmp_path, kind, 
         "model: {model_name_or_path: model, random_weights: true}\n"
         "data: {dataset_name: prompts.jsonl}\n"
         "rewards: [{function: reward.score}]\n"
-        "generation: {num_generations: 8, max_completion_length: 32}\n"
-        "training: {prompts_per_step: 4, max_steps: 2, threads: 2}\n"
+        "generation: {num_generations: 4, max_completion_length: 16}\n"
+        "training: {prompts_per_step: 2, max_steps: 2, threads: 2}\n"
         "run: {save_strategy: 'no'}\n"
     )
     result = subprocess.run(
