@@ -98,9 +98,11 @@ def check_options(options: SlurmOptions) -> None:
     for name, value in (*_places(options), ("mem", options.memory)):
         if not re.fullmatch(r"\S+", value):
             raise RefusedError(f"--{name} {value!r}: one word is wanted.")
+    if options.time is not None and not re.fullmatch(r"\d[\d:-]*|UNLIMITED|INFINITE", options.time):
+        raise RefusedError(f"--time {options.time!r}: SLURM takes minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS, such as 24:00:00 or 2-0.")
     for line in (*options.sbatch_arguments, *options.setup):
-        if "\n" in line:
-            raise RefusedError(f"{line.splitlines()[0]!r} …: one line is wanted; give the option once for each.")
+        if not line.isprintable():
+            raise RefusedError(f"{line!r}: one line is wanted, of visible characters; give the option once for each.")
     for argument in options.sbatch_arguments:
         if not argument.startswith("-"):
             raise RefusedError(f"--sbatch-arg {argument!r}: an option of sbatch is wanted, such as --sbatch-arg=--mail-type=END.")
@@ -114,6 +116,9 @@ def script(options: SlurmOptions, train: TrainCommand, loaded: LoadedRecipe, *, 
         train: what is trained.
         loaded: its recipe, under the overrides and as many processes.
         command: the command line that asks for the script, for its head.
+
+    Raises:
+        RefusedError: a path or value in it holds a line end or another hidden character.
     """
     import jinja2
 
@@ -129,6 +134,7 @@ def script(options: SlurmOptions, train: TrainCommand, loaded: LoadedRecipe, *, 
         keep_trailing_newline=True,
         undefined=jinja2.StrictUndefined,
     )
+    _refuse_hidden(command, loaded.recipe)
     name = Path(train.recipe).stem
     text = environment.from_string(TEMPLATE.read_text(encoding="utf-8")).render(
         o=options,
@@ -143,6 +149,13 @@ def script(options: SlurmOptions, train: TrainCommand, loaded: LoadedRecipe, *, 
         serve=_serve_words(options, loaded.recipe, trust_remote_code=train.trust_remote_code),
     )
     return re.sub(r"\n{3,}", "\n\n", text)
+
+
+def _refuse_hidden(command: Sequence[str], recipe: Recipe) -> None:
+    """Raise RefusedError for line ends and other hidden characters: in a comment of the script they would begin a command."""
+    for word in (*command, recipe.model.model_name_or_path, recipe.model.model_revision or "", recipe.run.output_dir or ""):
+        if not word.isprintable():
+            raise RefusedError(f"{word!r} has characters that no line of a batch script may hold: rename it, or say it in the recipe.")
 
 
 def job_name(recipe: str) -> str:

@@ -117,6 +117,9 @@ def test_values_reach_the_shell_as_they_were_given(printed, tmp_path):
         (("--nodes", "2", "--server-nodes", "1", "--tensor-parallel", "3"), "does not divide the 8 GPUs"),
         (("--partition", "a b"), "one word is wanted"),
         (("--setup", "a\nb"), "one line is wanted"),
+        (("--output-dir", "runs/x\ntouch HERE #"), "no line of a batch script may hold"),
+        (("--set", "model_revision=a\rb"), "no line of a batch script may hold"),
+        (("--time", "-1"), "SLURM takes minutes"),
         (("--sbatch-arg", "mail-type=END"), "an option of sbatch is wanted"),
         (("--print", "--submit"), "one of them"),
         (("--set", "num_generations=1"), "generation.num_generations"),
@@ -126,6 +129,16 @@ def test_what_cannot_be_is_refused_in_one_line(words, message, printed):
     code, out, err = printed("deepmath", "--gpus-per-node", "8", *words)
     assert (code, out) == (2, "")
     assert message in err
+
+
+def test_a_recipe_whose_path_holds_a_command_is_refused(printed, tmp_path):
+    for name in ("smoke.yaml", "smoke"):
+        (tmp_path / name).symlink_to(ROOT / "recipes" / name)
+    recipe = tmp_path / "n\ntouch HERE #.yaml"
+    recipe.write_text((tmp_path / "smoke.yaml").read_text())
+    code, out, err = printed(str(recipe), "--gpus-per-node", "0")
+    assert (code, out) == (2, "")
+    assert "no line of a batch script may hold" in err
 
 
 def test_without_sbatch_a_submission_says_what_to_do(printed, monkeypatch):
