@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rloo_cli.cli.arguments import CodeDirOption, QuietOption, RecipeArgument, SetOption, TrustOption
-from rloo_cli.errors import EngineError, InterruptedTwiceError, NeighbourError, StoppedError
+from rloo_cli.errors import EngineError, InterruptedTwiceError, LostRankError, NeighbourError, StoppedError
 
 if TYPE_CHECKING:
     from rloo_cli.launch.cluster import Cluster, MachineOptions
@@ -168,7 +168,7 @@ def _train(request: _Request) -> None:
             with leading(cluster) as lead:
                 _decide(request, checked, lead)
         else:
-            follow(cluster, checked, quiet=request.quiet)
+            follow(cluster, checked, lambda folder: _way_on_told(request, folder), quiet=request.quiet)
 
 
 def _checked(request: _Request, place: Place | None) -> tuple[CheckedRecipe, Cluster | None]:
@@ -227,17 +227,17 @@ def _decide(request: _Request, checked: CheckedRecipe, others: Place | Lead | No
 
 @contextlib.contextmanager
 def _way_on_told(request: _Request, folder: RunFolder) -> Iterator[None]:
-    """Adds the command that goes on to what a stop or a failed engine says."""
+    """Adds the command that goes on to what a stop, a lost process or a failed engine says."""
     from rloo_cli.run.checkpoint import list_steps
 
     try:
         yield
     except (StoppedError, InterruptedTwiceError) as stop:
         raise type(stop)(f"{stop.message}\n  {request.way_on(folder)}") from stop
-    except EngineError as error:
+    except (EngineError, LostRankError) as error:
         if not list_steps(folder.checkpoints):
             raise
-        raise EngineError(f"{error.message} To go on: {request.way_on(folder)}") from error
+        raise type(error)(f"{error.message} To go on: {request.way_on(folder)}") from error
 
 
 def _launcher(checked: CheckedRecipe, others: Place | Lead | None) -> Callable[..., None]:

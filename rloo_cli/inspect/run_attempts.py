@@ -23,13 +23,15 @@ STOPPED = StoppedError.exit_code
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEnd:
-    """How one rank ended, as it said itself."""
+    """How one rank ended, as it said itself, or its launcher where it could not."""
 
     rank: int
     exit_code: int
     reason: str
     is_neighbour: bool
     """Whether it only ended because another did."""
+    is_silent: bool = False
+    """Whether it died without a word, and its launcher tells of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,11 +47,12 @@ class Attempt:
 
     @property
     def cause(self) -> RankEnd | None:
-        """The rank whose end was the attempt's: the first that failed of itself, else the first; None where none left a word."""
+        """The rank whose end was the attempt's: one that died, else that failed of itself, else the first; None where none left a word."""
         failed = [rank for rank in self.ranks if rank.exit_code]
         own = [rank for rank in failed if not rank.is_neighbour]
         told = [rank for rank in own if rank.exit_code != STOPPED]
-        return next(iter([*told, *own, *failed, *self.ranks]), None)
+        silent = [rank for rank in failed if rank.is_silent]
+        return next(iter([*silent, *told, *own, *failed, *self.ranks]), None)
 
     @property
     def seconds(self) -> float | None:
@@ -99,6 +102,7 @@ def _rank(path: Path) -> RankEnd | None:
             exit_code=int(document["exit_code"]),
             reason=str(document.get("reason", "")),
             is_neighbour=bool(document.get("neighbour", False)),
+            is_silent=bool(document.get("silent", False)),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None

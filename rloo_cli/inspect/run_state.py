@@ -11,7 +11,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from rloo_cli.errors import RefusedError, RlooError, StorageError
+from rloo_cli.errors import LostRankError, RefusedError, RlooError, StorageError
 from rloo_cli.inspect.metric_rows import MetricRows, read_metric_rows
 from rloo_cli.inspect.run_attempts import STOPPED, Attempt, read_attempts
 from rloo_cli.inspect.series import Series
@@ -213,6 +213,8 @@ def _state(folder: RunFolder, attempts: tuple[Attempt, ...], finished: int | Non
         return StateName.FINISHED, 0, ""
     if cause is None:
         return (StateName.DIED if attempts else StateName.EMPTY), None, "it left no word of how it ended" if attempts else ""
+    if cause.is_silent:
+        return StateName.DIED, LostRankError.exit_code, cause.reason
     if cause.is_neighbour:
         return StateName.DIED, cause.exit_code, f"a process left no word of how it ended; rank {cause.rank} then: {cause.reason}"
     if cause.exit_code == STOPPED:

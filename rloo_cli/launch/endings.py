@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 import socket
 from collections.abc import Iterator, Sequence
@@ -13,8 +14,10 @@ from rloo_cli.errors import LostRankError, NeighbourError, RlooError, StoppedErr
 from rloo_cli.launch.record import log_name
 from rloo_cli.run.logs import RankReport
 
-SHOWN_CHARACTERS = 300
+SHOWN_CHARACTERS = 120
 """Of a log's last line."""
+LOG_PREFIX = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} [A-Z]+ \S+: ")
+"""What `run.logs.LOG_FORMAT` puts before a message."""
 TAIL_BYTES = 8192
 BUG = 1
 
@@ -76,9 +79,7 @@ def _own_error(ending: Ending, attempt: Path) -> RlooError:
     if report is None:
         last = last_line(log)
         said = f", after: {last}" if last else ""
-        return LostRankError(
-            f"{where} {_death(ending.returncode)} without a word{said} (log: {log}). --resume goes on from the last checkpoint."
-        )
+        return LostRankError(f"{where} {death(ending.returncode)} without a word{said} (log: {log}).")
     kind = next((kind for kind in _kinds() if kind.exit_code == report.exit_code), None)
     if kind is None or report.exit_code == BUG:
         return LostRankError(f"{where}: {report.reason} (traceback in {log}). This is a fault in rloo: please report it.")
@@ -90,7 +91,7 @@ def _kinds() -> Iterator[type[RlooError]]:
     return (v for v in values if isinstance(v, type) and issubclass(v, RlooError) and v not in (RlooError, NeighbourError, LostRankError))
 
 
-def _death(returncode: int) -> str:
+def death(returncode: int) -> str:
     """`was ended by SIGKILL` or `ended with exit code 3`."""
     if returncode >= 0:
         return f"ended with exit code {returncode}"
@@ -101,7 +102,7 @@ def _death(returncode: int) -> str:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log, cut to a line's length; empty where there is none."""
+    """The last message of a log, cut to a line's length; empty where there is none."""
     try:
         with log.open("rb") as file:
             file.seek(0, 2)
@@ -109,4 +110,5 @@ def last_line(log: Path) -> str:
             lines = file.read().decode("utf-8", "replace").split("\n")
     except OSError:
         return ""
-    return next((line.strip()[:SHOWN_CHARACTERS] for line in reversed(lines) if line.strip()), "")
+    line = LOG_PREFIX.sub("", next((line.strip() for line in reversed(lines) if line.strip()), ""), count=1)
+    return line if len(line) <= SHOWN_CHARACTERS else line[: SHOWN_CHARACTERS - 1] + "…"

@@ -166,7 +166,8 @@ def _train(prepared: Prepared, job: Job, checkpoint: Checkpoint | None, console:
         atomic.write_json(folder.environment, _environment(prepared, job))
         if folder.run_id() is None:
             atomic.write_json(folder.identity, {"id": run_of(checkpoint) or uuid.uuid4().hex})
-    logger.info("%d prompts, %d optimizer steps, %s", len(prepared.prompts), prepared.total_steps, loaded.batch)
+    size = f"{loaded.batch.prompts_per_step} prompts with {loaded.batch.num_generations} completions each"
+    logger.info("%d prompts, %d optimizer steps of %s", len(prepared.prompts), prepared.total_steps, size)
     start = checkpoint.step if checkpoint is not None else 0
     with Progress(prepared.total_steps, start_step=start, logging_steps=recipe.run.logging_steps, console=console) as progress:
         train(training_inputs(prepared, folder, checkpoint, progress, stop, trust_remote_code=job.trust_remote_code))

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import psutil
 
-from rloo_cli.launch.endings import Ending
+from rloo_cli.errors import StorageError
+from rloo_cli.launch.endings import Ending, death
 from rloo_cli.launch.rank import BOOT
 from rloo_cli.launch.record import log_name
-from rloo_cli.run.logs import read_rank_reports
+from rloo_cli.run.logs import RankReport, read_rank_reports, write_rank_report
 from rloo_cli.run.signals import STOP_SIGNALS
 
 logger = logging.getLogger(__name__)
@@ -79,7 +80,17 @@ class LocalRanks:
         for ending in endings:
             del self._running[ending.rank]
             logger.info("rank %d ended: %d%s", ending.rank, ending.returncode, f", {ending.report.reason}" if ending.report else "")
+            if ending.report is None and not ending.was_killed:
+                self._tell_for(ending)
         return endings
+
+    def _tell_for(self, ending: Ending) -> None:
+        """Leave `rank-K.json` in the place of a rank that died without a word."""
+        reason = f"rank {ending.rank} on {ending.host} {death(ending.returncode)} without a word"
+        try:
+            write_rank_report(self._attempt, RankReport(rank=ending.rank, exit_code=ending.returncode, reason=reason, silent=True))
+        except StorageError as error:
+            logger.warning("%s", error.message)
 
     def signal(self, name: str) -> None:
         """Pass a signal on, the first that there is; they agree on what it means."""

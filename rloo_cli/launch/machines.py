@@ -13,7 +13,7 @@ import os
 import shlex
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -32,6 +32,7 @@ from rloo_cli.launch.watch import Watch
 from rloo_cli.plan.prepare import CheckedRecipe
 from rloo_cli.recipe.processes import visible_gpus
 from rloo_cli.run import atomic
+from rloo_cli.run.folder import RunFolder
 from rloo_cli.run.logs import logging_to
 from rloo_cli.run.signals import StopRequested, StopSignal
 
@@ -82,8 +83,13 @@ def leading(cluster: Cluster) -> Iterator[Lead]:
         yield Lead(meeting)
 
 
-def follow(cluster: Cluster, checked: CheckedRecipe, *, quiet: bool) -> None:
-    """Do another machine's part of what machine 0 says.
+def follow(
+    cluster: Cluster, checked: CheckedRecipe, way_on_told: Callable[[RunFolder], contextlib.AbstractContextManager[None]], *, quiet: bool
+) -> None:
+    """Do another machine's part of what machine 0 says, which is told as on machine 0.
+
+    Args:
+        way_on_told: adds to an error of the block the command that goes on with the run in a folder.
 
     Raises:
         RlooError: as `Lead.train`, which says the same.
@@ -103,8 +109,12 @@ def follow(cluster: Cluster, checked: CheckedRecipe, *, quiet: bool) -> None:
         folder = Path(word["folder"])
         attempt = folder / word["attempt"]
         _wait_for_job(meeting, attempt / JOB_FILE, word["job"])
-        with logging_to(attempt / _log_name(cluster), environment=os.environ):
+        shown = Path(word["attempt"]) if folder == Path.cwd() else attempt
+        run = RunFolder(shown.parents[1])
+        say(f"machine {cluster.machine_rank} of {cluster.num_machines}: trains with machine 0 ({meeting.hosts[0]}), run folder {run.path}")
+        with way_on_told(run), logging_to(attempt / _log_name(cluster), environment=os.environ):
             _train(meeting, checked, attempt, stop, folder=folder)
+        say(f"done: machine {cluster.machine_rank} of {cluster.num_machines}")
 
 
 def _train(meeting: Meeting, checked: CheckedRecipe, attempt: Path, stop: StopSignal, *, folder: Path | None = None) -> None:

@@ -142,7 +142,7 @@ def _has_bug(folder: RunFolder, *, since: int) -> bool:
     """Whether a process of the attempts after the `since`-th ended with an error that is none of ours."""
     attempts = range(since + 1, folder.attempts() + 1)
     reports = [report for number in attempts for report in read_rank_reports(folder.attempt(number))]
-    return any(report.exit_code == BUG and not report.neighbour for report in reports)
+    return any(report.exit_code == BUG and not report.neighbour and not report.silent for report in reports)
 
 
 def _newest_step(run: Path) -> int:

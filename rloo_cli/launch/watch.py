@@ -128,7 +128,11 @@ class Watch:
         for report in read_rank_reports(self._attempt):  # of a machine that is gone, whose launcher could not tell
             if report.rank not in self._endings:
                 self._endings[report.rank] = Ending(
-                    rank=report.rank, returncode=report.exit_code, was_killed=False, report=report, host=self._host_of(report.rank)
+                    rank=report.rank,
+                    returncode=report.exit_code,
+                    was_killed=False,
+                    report=None if report.silent else report,
+                    host=self._host_of(report.rank),
                 )
         endings = list(self._endings.values())
         has_own = any(ending.has_failed and not ending.is_neighbour for ending in endings)
@@ -140,9 +144,7 @@ class Watch:
         log = self._attempt / log_name(rank)
         said = last_line(log)
         last = f"; rank {rank} there said last: {said}" if said else ""
-        return LostRankError(
-            f"machine {machine} ({self._meeting.hosts.get(machine, 'unknown host')}) {how}{last} (log: {log}). --resume goes on from the last checkpoint."
-        )
+        return LostRankError(f"machine {machine} ({self._meeting.hosts.get(machine, 'unknown host')}) {how}{last} (log: {log}).")
 
     def _host_of(self, rank: int) -> str:
         return self._meeting.hosts.get(rank // self._share, "unknown host")

@@ -106,6 +106,8 @@ class RankReport:
     """Whether it only ended because another rank did."""
     message: str = ""
     """Of an error of ours, all of its lines."""
+    silent: bool = False
+    """Whether it died without a word, and the launcher tells of it; `exit_code` is then subprocess', negative for a signal."""
 
 
 def write_rank_report(attempt: Path, report: RankReport) -> None:
@@ -116,6 +118,6 @@ def write_rank_report(attempt: Path, report: RankReport) -> None:
 
 
 def read_rank_reports(attempt: Path) -> list[RankReport]:
-    """The reports of all ranks that left one, by rank."""
+    """The reports of all ranks that left one, or whose launcher did, by rank."""
     reports = [RankReport(**json.loads(path.read_text())) for path in attempt.glob("rank-*.json")]
     return sorted(reports, key=lambda report: report.rank)

@@ -1,22 +1,26 @@
 """What is decided before processes start, and what their ends are made into."""
 
-from datetime import timedelta
+import os
+import re
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import pytest
 import torch.distributed as dist
 
 from rloo_cli.errors import LostRankError, NeighbourError, RefusedError, RewardError, StoppedError
+from rloo_cli.inspect.run_state import StateName, read_facts
 from rloo_cli.launch.endings import Ending, error_of, last_line
 from rloo_cli.launch.given import Place, place_of
 from rloo_cli.launch.job import Job, dump_job, read_job
+from rloo_cli.launch.local_ranks import LocalRanks
 from rloo_cli.launch.processes import Spread, environments
 from rloo_cli.launch.record import lost_neighbours_told
 from rloo_cli.plan.prepare import check_recipe
 from rloo_cli.recipe.processes import process_count, visible_gpus
 from rloo_cli.run.environment import usable_cores
 from rloo_cli.run.folder import RunFolder
-from rloo_cli.run.logs import RankReport
+from rloo_cli.run.logs import RankReport, read_rank_reports, write_rank_report
 
 
 def ending(rank, returncode, reason=None, *, neighbour=False, killed=False):
@@ -78,6 +82,25 @@ def test_the_last_line_of_a_log_is_told(tmp_path):
     (tmp_path / "a.log").write_text("x\n" * 9000 + "Fatal Python error: Segmentation fault\n\n")
     assert last_line(tmp_path / "a.log") == "Fatal Python error: Segmentation fault"
     assert last_line(tmp_path / "none.log") == ""
+    (tmp_path / "b.log").write_text("2026-11-29 21:59:07,301 INFO rloo_cli.launch.local: 200 prompts, " + "x" * 200 + "\n")
+    assert last_line(tmp_path / "b.log") == "200 prompts, " + "x" * 106 + "…"
+
+
+def test_a_launcher_tells_for_a_rank_that_died_without_a_word(tmp_path):
+    (tmp_path / "logs" / "attempt-1").mkdir(parents=True)
+    attempt = tmp_path / "logs" / "attempt-1"
+    write_rank_report(attempt, RankReport(rank=0, exit_code=9, reason="another process is gone", neighbour=True))
+    with LocalRanks(attempt, attempt / "absent.json", [{**os.environ, "RANK": "1", "RLOO_LAUNCHER": str(os.getpid())}]) as ranks:
+        ranks._running[1].kill()
+        ranks._running[1].wait()
+        (died,) = ranks.collect()
+    assert (died.returncode, died.report) == (-9, None)
+    silent = read_rank_reports(attempt)[1]
+    assert (silent.exit_code, silent.silent, silent.neighbour) == (-9, True, False)
+    assert type(error_of([died], attempt)) is LostRankError
+    summary = read_facts(tmp_path, now=datetime.now().astimezone()).summary
+    assert (summary.state, summary.exit_code) == (StateName.DIED, 1)
+    assert re.fullmatch(r"rank 1 on \S+ was ended by SIGKILL without a word", summary.reason)
 
 
 def test_each_rank_gets_its_place_and_its_share_of_the_cores():
