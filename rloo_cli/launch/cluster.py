@@ -73,7 +73,8 @@ def choose_cluster(options: MachineOptions, step: Step | None, distribution: Dis
     host = _first(options.main_process_ip, step.first_host if step else None, distribution.main_process_ip)
     port = _first(options.main_process_port, step.port if step else None, distribution.main_process_port or None) or PORT
     if rank is None:
-        raise RefusedError(f"--machine-rank is missing: 0 on the machine that --main-process-ip names, 1 to {number - 1} on the others.")
+        others = f"1 to {number - 1} on the others" if number > 2 else "1 on the other"
+        raise RefusedError(f"--machine-rank is missing: 0 on the machine that --main-process-ip names, {others}.")
     if rank >= number:
         raise RefusedError(f"--machine-rank {rank}: {number} machines count from 0 to {number - 1}.")
     if host is None:

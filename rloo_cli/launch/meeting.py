@@ -191,11 +191,7 @@ def opened(cluster: Cluster) -> Iterator[Meeting]:
     try:
         store = make(LOOPBACK, cluster.port, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=STORE_SECONDS))
     except RuntimeError as error:
-        line = (str(error).splitlines() or [""])[0]
-        raise RefusedError(
-            f"--main-process-port {cluster.port}: nothing can listen there on {socket.gethostname()} ({line[:160]}): give another one, on all "
-            "machines."
-        ) from error
+        raise RefusedError(_no_listening(cluster, (str(error).splitlines() or [""])[0])) from error
     with _contact(cluster, LOOPBACK) as contact:
         meeting = Meeting(cluster, store, contact, interface=None)
         with contextlib.ExitStack() as stack:
@@ -203,6 +199,16 @@ def opened(cluster: Cluster) -> Iterator[Meeting]:
             stack.push(lambda kind, error, trace: _tell_leaving(contact, error))
             stack.push(lambda kind, error, trace: meeting.fail(error) if error is not None else None)
             yield meeting
+
+
+def _no_listening(cluster: Cluster, said: str) -> str:
+    """What to tell of a port at which torch's store, which `said` so, cannot listen."""
+    if "EADDRINUSE" in said:
+        return f"port {cluster.port} is already in use on {socket.gethostname()}: give another by --main-process-port, on all machines."
+    return (
+        f"--main-process-port {cluster.port}: nothing can listen there on {socket.gethostname()} ({said[:160]}): give another one, on all "
+        "machines."
+    )
 
 
 @contextlib.contextmanager

@@ -195,7 +195,7 @@ class RunFolder:
         if not _names(self.path):
             return RunState.NEW
         if not self.is_ours():
-            raise RefusedError(f"{self.path} holds files but no run of ours (no recipe.yaml): choose another output_dir.")
+            raise RefusedError(f"{self.path} holds files but no run of ours (no recipe.yaml): choose another --output-dir.")
         return RunState.STARTED if self.finished_step() is None else RunState.FINISHED
 
     def prepare(self) -> None:
@@ -258,9 +258,9 @@ def open_new(path: Path) -> RunFolder:
     if state is not RunState.NEW:
         ensure_unlocked(folder.lock_file)
     if state is RunState.STARTED and folder.has_begun():
-        raise RefusedError(f"{path} holds a run already: go on with it by --resume, or choose another output_dir.")
+        raise RefusedError(f"{path} holds a run already: go on with it by --resume, or choose another --output-dir.")
     if state is RunState.FINISHED:
-        raise RefusedError(f"{path} holds a finished run (step {folder.finished_step()}): choose another output_dir.")
+        raise RefusedError(f"{path} holds a finished run (step {folder.finished_step()}): choose another --output-dir.")
     return folder
 
 
@@ -282,9 +282,9 @@ def _names(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except NotADirectoryError:
-        raise StorageError(f"{path} is a file, and a folder has to stand there: move it away, or choose another output_dir.") from None
+        raise StorageError(f"{path} is a file, and a folder has to stand there: move it away, or choose another --output-dir.") from None
     except OSError as error:
-        raise StorageError(f"cannot look into {path}: {error.strerror}. Make it readable, or choose another output_dir.") from error
+        raise StorageError(f"cannot look into {path}: {error.strerror}. Make it readable, or choose another --output-dir.") from error
 
 
 def _is_orphan(path: Path) -> bool:

@@ -122,7 +122,7 @@ def _locked_error(path: Path, holder: Holder | None) -> StorageError:
         left = f" (whether that still runs cannot be seen from here: if not, remove {path})"
     elif holder and holder.host == socket.gethostname() and not holder.lives_here():
         left = " (that process is gone, but one of its children still runs and holds the lock)"
-    return StorageError(f"{path.parent} is locked by {who}{left}: one run at a time. Wait for it, end it, or choose another output_dir.")
+    return StorageError(f"{path.parent} is locked by {who}{left}: one run at a time. Wait for it, end it, or choose another --output-dir.")
 
 
 def _read(descriptor: int) -> Holder | None:

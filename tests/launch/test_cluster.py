@@ -90,7 +90,7 @@ def test_the_command_line_wins_over_slurm_and_slurm_over_a_file():
     [
         (
             MachineOptions(num_machines=2, main_process_ip="a"),
-            "--machine-rank is missing: 0 on the machine that --main-process-ip names, 1 to 1",
+            "--machine-rank is missing: 0 on the machine that --main-process-ip names, 1 on the other.",
         ),
         (MachineOptions(num_machines=2, machine_rank=2, main_process_ip="a"), "--machine-rank 2: 2 machines count from 0 to 1"),
         (MachineOptions(num_machines=2, machine_rank=1), "--main-process-ip is missing"),
@@ -208,7 +208,10 @@ def test_a_fault_and_a_second_interrupt_keep_their_exit_codes_on_the_way():
 
 def test_a_port_that_is_taken_is_refused(monkeypatch):
     port = free_port()
-    with lead(port, monkeypatch), pytest.raises(RefusedError, match=f"--main-process-port {port}: nothing can listen there"):
+    with (
+        lead(port, monkeypatch),
+        pytest.raises(RefusedError, match=f"^port {port} is already in use on .*: give another by --main-process-port"),
+    ):
         with lead(port, monkeypatch):
             pass
 

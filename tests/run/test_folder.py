@@ -110,7 +110,7 @@ def test_a_folder_where_a_file_should_be(tmp_path):
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES])
 def test_a_read_only_folder_is_found_before_anything_is_loaded(tmp_path, monkeypatch, code):
     monkeypatch.setattr(atomic, "fs", FailingFileSystem(1, code, only=("open", "mkdir"), once=False))
-    with pytest.raises(StorageError, match="choose another output_dir") as caught:
+    with pytest.raises(StorageError, match="choose another --output-dir") as caught:
         RunFolder(tmp_path / "run").prepare()
     assert caught.value.exit_code == 6
 
