@@ -7,6 +7,7 @@ note; whatever would make accelerate do something that we do not is an error.
 from __future__ import annotations
 
 import json
+import os.path
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,16 +15,19 @@ from typing import Any, Literal
 
 from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.accelerate_keys import DEEPSPEED_IDLE, FSDP_IDLE, JSON_IDLE, STRATEGIES, TOP_IDLE, StrategyName, without_effect
-from rloo_cli.recipe.nodes import Fields, Node, Problems
+from rloo_cli.recipe.deepspeed_json import read_json, refuse_wrong_counts
+from rloo_cli.recipe.nodes import Fields, Node, Problems, printable
 from rloo_cli.recipe.scalars import plain_data
-from rloo_cli.recipe.yaml_source import parse, read_text
+from rloo_cli.recipe.yaml_source import FileKind, parse, read_text
 
 Precision = Literal["no", "bf16"]
 
 CONFIGS = Path(__file__).resolve().parent.parent / "launch" / "configs"
 """Our configurations, `fsdp2.yaml`; `accelerate launch --config_file` takes them too."""
 REPLICATED_TYPES = ("NO", "MULTI_GPU", "MULTI_CPU")
-MOST_COUNT = 1 << 16
+MOST_COUNT = (1 << 16) - 1
+"""Of processes, machines, and a port's number."""
+KIND = FileKind(name="a file of `accelerate config`")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,8 +70,10 @@ def read_distribution(name_or_path: str, folder: Path) -> Distribution:
     if name_or_path in STRATEGIES:
         return replace(_read(CONFIGS / f"{name_or_path}.yaml"), num_machines=None, machine_rank=None)
     path = folder / name_or_path
-    if not path.is_file() and not name_or_path.endswith((".yaml", ".yml", ".json")):
-        raise RecipeError(f"`{name_or_path[:200]}` is none of {', '.join(STRATEGIES)}, and no file of `accelerate config` either.")
+    if not os.path.isfile(path) and not name_or_path.endswith((".yaml", ".yml", ".json")):  # noqa: PTH113 - Path.is_file raises for a name too long
+        raise RecipeError(
+            f"`{printable(name_or_path, 200)}` is none of {', '.join(STRATEGIES)}, and no file of `accelerate config` either."
+        )
     return _read(path)
 
 
@@ -78,11 +84,13 @@ def distribution_of_environment(environ: Mapping[str, str]) -> Distribution | No
         RecipeError: it asks for one that is not offered; the environment variable is named.
     """
     if _is_set(environ, "ACCELERATE_USE_MEGATRON_LM"):
-        raise RecipeError("ACCELERATE_USE_MEGATRON_LM is set: Megatron-LM is not offered; use fsdp2, zero2 or zero3.")
+        raise _environment_error("ACCELERATE_USE_MEGATRON_LM", "Megatron-LM is not offered; use fsdp2, zero2 or zero3.")
+    if _is_set(environ, "ACCELERATE_USE_FSDP") and _is_set(environ, "ACCELERATE_USE_DEEPSPEED"):
+        raise _environment_error("ACCELERATE_USE_DEEPSPEED", "contradicts ACCELERATE_USE_FSDP, which is set as well: unset one of them.")
     if _is_set(environ, "ACCELERATE_USE_FSDP"):
         version = environ.get("FSDP_VERSION", "1")
         if version != "2":
-            raise RecipeError(f"FSDP_VERSION is {version[:20]}: {_VERSION_2}.")
+            raise _environment_error("FSDP_VERSION", f"is {printable(version, 20)}: {_VERSION_2}.")
         return Distribution(
             strategy="fsdp2",
             reshard_after_forward=environ.get("FSDP_RESHARD_AFTER_FORWARD", "true").lower() in ("true", "1", "full_shard"),
@@ -93,18 +101,17 @@ def distribution_of_environment(environ: Mapping[str, str]) -> Distribution | No
     return None
 
 
-def agreed_distribution(name_or_path: str, environ: Mapping[str, str], *, is_written: bool) -> Distribution:
+def agreed_distribution(name_or_path: str, launched: Distribution | None, *, is_written: bool) -> Distribution:
     """What the recipe says and a launcher of the user's own does not contradict; the launcher's, where the recipe does not say it.
 
     Args:
         name_or_path: the recipe's `accelerate_config`.
-        environ: of this process.
+        launched: as `distribution_of_environment` has it.
         is_written: whether the recipe's author or the command line has written it.
 
     Raises:
-        RecipeError: as `read_distribution` and `distribution_of_environment`; or both say something else.
+        RecipeError: as `read_distribution`; or both say something else.
     """
-    launched = distribution_of_environment(environ)
     if launched is not None and not is_written:
         return launched
     asked = read_distribution(name_or_path, Path())
@@ -146,16 +153,26 @@ def _is_set(environ: Mapping[str, str], name: str) -> bool:
 def _zero_of_environment(environ: Mapping[str, str]) -> Distribution:
     file = environ.get("ACCELERATE_DEEPSPEED_CONFIG_FILE", "none")
     if file.lower() not in ("", "none"):
-        return _of_deepspeed_file(Path(file))
+        try:
+            return _of_deepspeed_file(Path(file))
+        except RecipeError as error:
+            raise _environment_error("ACCELERATE_DEEPSPEED_CONFIG_FILE", error.message) from error
     prefix = "ACCELERATE_DEEPSPEED_"
     values: dict[str, Any] = {"zero_stage": _number(environ.get(f"{prefix}ZERO_STAGE", "2"))}
     for name in ("offload_optimizer_device", "offload_param_device"):
         values[name] = environ.get(prefix + name.upper(), "none")
-    return _of_deepspeed(values, lambda key: f"{prefix}{key.upper()}")
+    return _of_deepspeed(values, lambda key: f"{_VARIABLE} {prefix}{key.upper()}")
+
+
+_VARIABLE = "environment variable"
+
+
+def _environment_error(name: str, message: str) -> RecipeError:
+    return RecipeError(f"{_VARIABLE} {name}: {message}")
 
 
 def _number(text: str) -> int | str:
-    return int(text) if text.isdecimal() else text
+    return int(text) if text.isdecimal() and len(text) <= 20 else text
 
 
 # --- files -----------------------------------------------------------------------------------------------------------------------
@@ -227,8 +244,8 @@ _DEEPSPEED_KEYS = {"zero_stage", "offload_optimizer_device", "offload_param_devi
 
 def _load(path: Path) -> _File:
     problems = Problems()
-    text = read_text(str(path), problems)
-    tree = parse(text, str(path), problems) if text is not None else None
+    text = read_text(str(path), problems, KIND)
+    tree = parse(text, printable(str(path), 300), problems, kind=KIND) if text is not None else None
     values: Any = plain_data(tree, lambda place, message: problems.add(place, "", message)) if tree is not None else None
     if problems.count:
         raise RecipeError("\n".join(problems.lines()))
@@ -289,7 +306,7 @@ def _stage(stage: object, where: str) -> StrategyName:
     if stage == 3:
         return "zero3"
     why = "stage 2 needs less memory at the same speed" if stage == 1 else "stages 2 and 3 are offered, and `ddp` for whole copies"
-    raise RecipeError(f"{where}: stage {str(stage)[:40]} is not offered: {why}.")
+    raise RecipeError(f"{where}: stage {printable(str(stage), 40)} is not offered: {why}.")
 
 
 def _of_named_file(file: _File, section: Mapping[str, Any], name: str) -> Distribution:
@@ -297,24 +314,20 @@ def _of_named_file(file: _File, section: Mapping[str, Any], name: str) -> Distri
     if doubled:
         raise RecipeError(f"{_where_in(file, doubled[0])}: stands beside deepspeed_config_file, which says it as well: keep one of them.")
     path = Path(name)
-    found = path if path.is_absolute() or (file.path.parent / path).is_file() is False else file.path.parent / path
+    beside = file.path.parent / path
     try:
-        return _of_deepspeed_file(found)
-    except OSError as error:
-        raise RecipeError(f"{_where_in(file, 'deepspeed_config_file')}: {found} cannot be read: {error.strerror}.") from error
+        return _of_deepspeed_file(beside if os.path.lexists(beside) else path)
+    except RecipeError as error:
+        raise RecipeError(f"{_where_in(file, 'deepspeed_config_file')}: {error.message}") from error
 
 
 def _of_deepspeed_file(path: Path) -> Distribution:
     """From a JSON file of DeepSpeed's own.
 
     Raises:
-        RecipeError: it asks for what is not offered.
-        OSError: it cannot be read.
+        RecipeError: it cannot be read, or asks for what is not offered.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RecipeError(f"{path}: not JSON: {error}.") from error
+    document = read_json(path)
     if not isinstance(document, dict) or not isinstance(document.get("zero_optimization"), dict):
         raise RecipeError(f"{path}: zero_optimization: missing; it says the stage, 2 or 3.")
     unknown = sorted(document.keys() - {"zero_optimization", "bf16", "fp16"} - JSON_IDLE.keys())
@@ -322,10 +335,11 @@ def _of_deepspeed_file(path: Path) -> Distribution:
         why = (
             "the recipe says it (optim, learning_rate, lr_scheduler_type)" if unknown[0] in ("optimizer", "scheduler") else "not known here"
         )
-        raise RecipeError(f"{path}: {unknown[0]}: {why}; remove it.")
+        raise RecipeError(f"{path}: {printable(unknown[0])}: {why}; remove it.")
     if _is_enabled(document.get("fp16")):
         raise RecipeError(f"{path}: fp16: not offered; bf16 is, by `bf16: true` in the recipe.")
     section = {key: _whole(value) for key, value in document["zero_optimization"].items() if key != "stage" and value != "auto"}
+    refuse_wrong_counts(section, path)
     strategy = _stage(document["zero_optimization"].get("stage"), f"{path}: zero_optimization.stage")
     return Distribution(
         strategy=strategy,
@@ -394,10 +408,10 @@ def _count(file: _File, key: str, *, least: int) -> int | None:
     value = file.values.get(key)
     if value is None:
         return None
-    if isinstance(value, str) and value.isdecimal():
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MOST_COUNT:
-        raise RecipeError(f"{file.where(key)}: {str(value)[:40]!r} is no number from {least} on.")
+    if isinstance(value, str):
+        value = _number(value)
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= MOST_COUNT:
+        raise RecipeError(f"{file.where(key)}: {printable(str(value), 40)!r} is no whole number from {least} to {MOST_COUNT}.")
     return value
 
 

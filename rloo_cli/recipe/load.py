@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rloo_cli.errors import RecipeError
-from rloo_cli.recipe.accelerate_config import Distribution, agreed_distribution, refuse_other_precision
+from rloo_cli.recipe.accelerate_config import Distribution, agreed_distribution, distribution_of_environment, refuse_other_precision
 from rloo_cli.recipe.batch import BatchPlan, plan_batches
 from rloo_cli.recipe.draft import Draft, recipe_error
 from rloo_cli.recipe.fields import shown
@@ -120,11 +120,17 @@ def _distribution(draft: Draft, recipe: Recipe, environ: Mapping[str, str]) -> D
     """What the recipe's file or the launcher says; a fault is noted among the others."""
     field = "run.accelerate_config"
     try:
+        launched = distribution_of_environment(environ)
+    except RecipeError as error:
+        draft.problems.add(Place(""), "", error.message)  # which names the variable
+        return Distribution()
+    try:
         is_written = "accelerate_config" in recipe.run.model_fields_set
-        distribution = agreed_distribution(recipe.run.accelerate_config, environ, is_written=is_written)
+        distribution = agreed_distribution(recipe.run.accelerate_config, launched, is_written=is_written)
         refuse_other_precision(distribution, is_low=recipe.training.bf16)
     except RecipeError as error:
-        draft.problems.add(draft.locate(field), field, error.message)
+        for line in error.message.splitlines():
+            draft.problems.add(draft.locate(field), field, line)
         return Distribution()
     return distribution
 

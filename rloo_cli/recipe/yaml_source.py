@@ -23,6 +23,17 @@ MAX_LEVELS = 20
 _LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileKind:
+    """What a file is called in messages about its text."""
+
+    name: str
+    form: str = "YAML"
+
+
+RECIPE = FileKind(name="a recipe")
+
+
 # --- files -----------------------------------------------------------------------------------------------------------------------
 
 
@@ -34,22 +45,22 @@ class _Unreadable(Exception):
         self.line, self.column = line, column
 
 
-def read_text(path: str, problems: Problems) -> str | None:
-    """The text of a recipe file, without a byte-order mark; None after a problem was noted."""
+def read_text(path: str, problems: Problems, kind: FileKind = RECIPE) -> str | None:
+    """The text of a recipe file, or of one of another kind, without a byte-order mark; None after a problem was noted."""
     try:
-        return _decode(_read_bytes(path))
+        return _decode(_read_bytes(path, kind), kind)
     except _Unreadable as error:
         problems.add(Place(printable(path, 300), error.line, error.column), "", str(error))
         return None
 
 
-def _read_bytes(path: str) -> bytes:
+def _read_bytes(path: str, kind: FileKind) -> bytes:
     try:
         mode = os.stat(path).st_mode  # noqa: PTH116 - Path(path) would normalise the name that the message shows
         if stat.S_ISDIR(mode):
-            raise _Unreadable("is a folder; a recipe is one YAML file.")
+            raise _Unreadable(f"is a folder; {kind.name} is one {kind.form} file.")
         if not stat.S_ISREG(mode):
-            raise _Unreadable("is not a regular file; a recipe is one YAML file.")
+            raise _Unreadable(f"is not a regular file; {kind.name} is one {kind.form} file.")
         with open(path, "rb") as file:  # noqa: PTH123
             return file.read(MAX_BYTES + 1)
     except FileNotFoundError:
@@ -58,13 +69,13 @@ def _read_bytes(path: str) -> bytes:
         raise _Unreadable(f"cannot be read: {getattr(error, 'strerror', None) or error}.") from None
 
 
-def _decode(data: bytes) -> str:
+def _decode(data: bytes, kind: FileKind) -> str:
     if len(data) > MAX_BYTES:
-        raise _Unreadable("is larger than 1 MiB; a recipe is a short YAML file.")
+        raise _Unreadable(f"is larger than 1 MiB; {kind.name} is a short {kind.form} file.")
     if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise _Unreadable("is UTF-16; save it as UTF-8.")
     if b"\0" in data:
-        raise _Unreadable("is not a text file (it holds NUL bytes); a recipe is YAML in UTF-8.")
+        raise _Unreadable(f"is not a text file (it holds NUL bytes); {kind.name} is {kind.form} in UTF-8.")
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -76,12 +87,12 @@ def _decode(data: bytes) -> str:
 # --- text to tree ----------------------------------------------------------------------------------------------------------------
 
 
-def parse(text: str, origin: str, problems: Problems, *, positions: bool = True) -> Node | None:
+def parse(text: str, origin: str, problems: Problems, *, positions: bool = True, kind: FileKind = RECIPE) -> Node | None:
     """The tree of the one document in `text`; None where it is empty or cannot be read (a problem is noted then).
 
     Without `positions` every place is the origin itself: for values from the command line.
     """
-    reader = _TreeReader(origin, problems, positions)
+    reader = _TreeReader(origin, problems, positions, kind)
     try:
         text.encode("utf-8")
         for event in yaml.parse(text, Loader=_LOADER):
@@ -146,6 +157,7 @@ class _TreeReader:
     origin: str
     problems: Problems
     positions: bool
+    kind: FileKind
     root: Node | None = None
     stack: list[_Frame] = field(default_factory=list)
     documents: int = 0
@@ -155,7 +167,7 @@ class _TreeReader:
         if isinstance(event, yaml.DocumentStartEvent):
             self.documents += 1
             if self.documents > 1:
-                self.problems.add(self._place(event), "", "a second YAML document begins here; a recipe is one.")
+                self.problems.add(self._place(event), "", f"a second YAML document begins here; {self.kind.name} is one.")
                 return False
         elif isinstance(event, yaml.AliasEvent):
             self.problems.add(self._place(event), "", f"aliases (*{printable(str(event.anchor))}) are refused; write the value out.")
@@ -177,7 +189,7 @@ class _TreeReader:
     def _is_plain_node(self, event: Any, place: Place) -> bool:
         """Whether the node has neither tag nor anchor; else the problem is noted."""
         if event.tag is not None:
-            self.problems.add(place, "", f"YAML tags ({printable(event.tag)}) are refused; a recipe is plain data.")
+            self.problems.add(place, "", f"YAML tags ({printable(event.tag)}) are refused; {self.kind.name} is plain data.")
         if event.anchor is not None:
             self.problems.add(place, "", f"anchors (&{printable(event.anchor)}) are refused; write the value out where it is needed.")
         return event.tag is None and event.anchor is None
@@ -221,7 +233,8 @@ class _TreeReader:
                 self.problems.add(node.place, "", "a key is one plain word.")
             return _REFUSED_KEY
         if text == "<<":
-            self.problems.add(node.place, "", "merge keys (<<) are refused; `extends: other.yaml` takes a whole recipe over.")
+            instead = "`extends: other.yaml` takes a whole recipe over" if self.kind is RECIPE else "write the values out"
+            self.problems.add(node.place, "", f"merge keys (<<) are refused; {instead}.")
             return _REFUSED_KEY
         if text in frame.pairs:
             first = frame.pairs[text].key_place

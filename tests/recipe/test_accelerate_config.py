@@ -1,14 +1,17 @@
 """Files of `accelerate config` and the environment of `accelerate launch`: what is read of them, and what is refused."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import yaml
+from recipe_texts import VALID
 
 from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.accelerate_config import CONFIGS, STRATEGIES, Distribution, distribution_of_environment, read_distribution
+from rloo_cli.recipe.load import load_recipe
 
 DDP = "distributed_type: MULTI_GPU\n"
 FSDP = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n"
@@ -74,9 +77,20 @@ def test_zero_is_read_from_both_kinds_of_file(tmp_path):
         ),
         (ZERO + "  offload_optimizer_device: cpu\n", "mine.yaml:3:3: deepspeed_config.offload_optimizer_device: DeepSpeed's offloading is"),
         (ZERO + "  zero_stage: 2\n  deepspeed_config_file: ds.json\n", "deepspeed_config.zero_stage: stands beside deepspeed_config_file"),
-        (ZERO + "  deepspeed_config_file: nowhere.json\n", "deepspeed_config.deepspeed_config_file: nowhere.json cannot be read"),
+        (ZERO + "  deepspeed_config_file: nowhere.json\n", "deepspeed_config.deepspeed_config_file: nowhere.json: no such file"),
         (DDP + "mixed_precision: fp16\n", "mine.yaml:2:1: mixed_precision: 'fp16' is not offered; `bf16` or `no`"),
-        (DDP + "num_processes: -1\n", "mine.yaml:2:1: num_processes: '-1' is no number from 1 on"),
+        (DDP + "num_processes: -1\n", "mine.yaml:2:1: num_processes: '-1' is no whole number from 1 to 65535"),
+        (DDP + "num_processes: 1000000000\n", "mine.yaml:2:1: num_processes: '1000000000' is no whole number from 1 to 65535"),
+        (DDP + "main_process_port: 65536\n", "main_process_port: '65536' is no whole number from 0 to 65535"),
+        (DDP + f"num_processes: {'9' * 5000}\n", "mine.yaml:2:1: num_processes: '99"),
+        (DDP + "a: &x 1\n", "mine.yaml:2:4: anchors (&x) are refused"),
+        (DDP + "a: !!str x\n", "tags (tag:yaml.org,2002:str) are refused; a file of `accelerate config` is plain data"),
+        (DDP + "<<: 1\n", "merge keys (<<) are refused; write the values out"),
+        (DDP + "---\na: 1\n", "a second YAML document begins here; a file of `accelerate config` is one"),
+        (
+            ZERO + "  deepspeed_config_file: /dev/zero\n",
+            "mine.yaml:3:3: deepspeed_config.deepspeed_config_file: /dev/zero: is not a regular file",
+        ),
         (DDP + "colour: red\n", "mine.yaml:2:1: colour: not known here"),
         ("distributed_type: TPU\n", "distributed_type: 'TPU' is not offered; MULTI_GPU, FSDP or DEEPSPEED"),
         ("num_processes: 2\n", "distributed_type: missing"),
@@ -110,13 +124,81 @@ def test_what_would_train_otherwise_than_it_says_is_refused_with_its_place(tmp_p
             "zero_optimization.cpu_offload: DeepSpeed's offloading is not offered",
         ),
         ("{}", "zero_optimization: missing"),
-        ("nonsense", "not JSON"),
+        ("nonsense", "ds.json:1:1: not JSON: Expecting value"),
+        ("[" * 20_000, "ds.json: more than 20 levels of nesting"),
+        ('{"a":' * 30 + "1" + "}" * 30, "ds.json: more than 20 levels of nesting"),
+        ('{"zero_optimization": {"stage": 2, "stage": 3}}', "ds.json: the key `stage` stands twice"),
+        ('{"zero_optimization": {"stage": NaN}}', "ds.json: NaN is no JSON number"),
+        ('{"zero_optimization": {"stage": ' + "9" * 5000 + "}}", "ds.json: it holds a number of thousands of digits"),
+        (" " * (1 << 20) + "{}", "ds.json: is larger than 1 MiB; a file of DeepSpeed's own is a short JSON file"),
+        ('{"zero_optimization": {"stage": 2, "reduce_bucket_size": -5}}', "reduce_bucket_size: -5 is neither a whole number from 1 on"),
+        ('{"zero_optimization": {"stage": 2, "reduce_bucket_size": 0}}', "reduce_bucket_size: 0 is neither"),
+        ('{"zero_optimization": {"stage": 3, "stage3_prefetch_bucket_size": "lots"}}', 'stage3_prefetch_bucket_size: "lots" is neither'),
+        ('{"zero_optimization": {"stage": 3, "sub_group_size": 1e400}}', "sub_group_size: Infinity is neither"),
+        ('{"zero_optimization": {"stage": 3, "sub_group_size": true}}', "sub_group_size: true is neither"),
     ],
 )
 def test_a_file_of_deepspeeds_own_is_refused_likewise(tmp_path, document, line):
     (tmp_path / "ds.json").write_text(document)
-    with pytest.raises(RecipeError, match=line):
+    with pytest.raises(RecipeError, match=line) as raised:
         read(tmp_path, ZERO + "  deepspeed_config_file: ds.json\n")
+    assert raised.value.message.startswith(f"{tmp_path}/mine.yaml:3:3: deepspeed_config.deepspeed_config_file: ")
+    assert "\n" not in raised.value.message
+
+
+def test_a_pipe_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / "ds.json")
+    with pytest.raises(RecipeError, match=r"ds.json: is not a regular file; a file of DeepSpeed's own is one JSON file"):
+        read(tmp_path, ZERO + "  deepspeed_config_file: ds.json\n")
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "x" * 300 + ".yaml", "a\0b"])
+def test_a_name_that_no_file_can_have_is_one_line(name):
+    with pytest.raises(RecipeError) as raised:
+        read_distribution(name, Path())
+    assert "\n" not in raised.value.message
+
+
+def test_each_fault_of_such_a_file_is_a_line_of_the_recipes_errors(tmp_path):
+    (tmp_path / "mine.yaml").write_text(DDP + "a: &x 1\nb: *x\nc: *x\n")
+    message = refusal(tmp_path, f"run: {{accelerate_config: {tmp_path}/mine.yaml}}\n", {})
+    lines = message.splitlines()
+    assert [line.partition(": run.accelerate_config: ")[2].removeprefix(f"{tmp_path}/")[:17] for line in lines[:3]] == [
+        "mine.yaml:2:4: an",
+        "mine.yaml:3:4: al",
+        "mine.yaml:4:4: al",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("environ", "line"),
+    [
+        ({"ACCELERATE_USE_FSDP": "true"}, "environment variable FSDP_VERSION: is 1: only the second version"),
+        (
+            {"ACCELERATE_USE_FSDP": "true", "ACCELERATE_USE_DEEPSPEED": "true", "FSDP_VERSION": "2"},
+            "environment variable ACCELERATE_USE_DEEPSPEED: contradicts ACCELERATE_USE_FSDP",
+        ),
+        (
+            {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_ZERO_STAGE": "9" * 5000},
+            "environment variable ACCELERATE_DEEPSPEED_ZERO_STAGE: stage 99",
+        ),
+        (
+            {"ACCELERATE_USE_DEEPSPEED": "true", "ACCELERATE_DEEPSPEED_CONFIG_FILE": "nowhere.json"},
+            "environment variable ACCELERATE_DEEPSPEED_CONFIG_FILE: nowhere.json: no such file.",
+        ),
+    ],
+)
+def test_a_fault_of_the_environment_is_placed_there(tmp_path, environ, line):
+    message = refusal(tmp_path, "", environ)
+    assert message.startswith(line)
+    assert "\n" not in message
+
+
+def refusal(folder, text, environ):
+    (folder / "r.yaml").write_text(VALID + text)
+    with pytest.raises(RecipeError) as raised:
+        load_recipe(str(folder / "r.yaml"), is_training=True, environ=environ)
+    return raised.value.message
 
 
 def test_a_name_that_is_none_is_told_the_names():
