@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from rloo_cli.errors import NeighbourError, RefusedError, RlooError, StoppedError
 from rloo_cli.launch.cluster import MachineOptions
-from rloo_cli.launch.interface import LOOPBACK, interface_to, network_variables
+from rloo_cli.launch.interface import interface_to, network_variables
 from rloo_cli.launch.job import dump_job, read_job
 from rloo_cli.launch.local import held, new_job, train_rank
 from rloo_cli.launch.record import lost_neighbours_told
@@ -30,6 +31,10 @@ if TYPE_CHECKING:
 WORD_SECONDS = 300.0
 """For the other ranks to wait for rank 0, which checks the recipe meanwhile: seconds, minutes on a file system that is busy."""
 POLL_SECONDS = 0.1
+COUNTS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+NEEDED = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+"""What torch and accelerate read to find the other processes."""
+LAST_PORT = 65535
 FAILED, DECIDED, NOTHING = "failed ", "decided ", "nothing"
 
 
@@ -51,11 +56,11 @@ class Place:
         Raises:
             RlooError: each kind with its exit code.
         """
+        store = _store(self)  # which is here, where no agent has it, as long as it is held
         with held(target) as (attempt, notes), StopSignal() as stop:
             where = f" on {self.num_machines} machines" if self.num_machines > 1 else ""
             notes = (*notes, f"{self.world_size} processes{where} train together, started by a launcher of yours")
             job = new_job(checked, target, attempt, notes, trust_remote_code=trust_remote_code, quiet=quiet)
-            store = _store(self)  # which is here, where no agent has it, as long as it is held
             store.set(_key(), DECIDED + dump_job(job))
             _choose_network()
             train_rank(job, stop)
@@ -65,29 +70,57 @@ def place_of(environ: Mapping[str, str]) -> Place | None:
     """Where a launcher put this process among others; None where it is alone.
 
     Raises:
-        RefusedError: the environment holds no numbers, or machines with unequally many processes.
+        RefusedError: the environment holds a part of what a launcher says, contradicts itself, or has unequally many processes on machines.
     """
-    if "RANK" not in environ or "WORLD_SIZE" not in environ:
+    numbers = {name: _number(name, environ[name]) for name in COUNTS if name in environ}
+    rank, world_size = numbers.get("RANK", 0), numbers.get("WORLD_SIZE", 1)
+    if (rank, world_size) == (0, 1) and "LOCAL_RANK" not in numbers:
         return None
-    try:
-        rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
-        local = int(environ.get("LOCAL_WORLD_SIZE", world_size))
-    except ValueError:
-        raise RefusedError(
-            "RANK, WORLD_SIZE or LOCAL_WORLD_SIZE in the environment is no number: unset them, or let a launcher set them."
-        ) from None
-    if world_size == 1:
-        return None
+    _refuse_half_set(environ)
+    local_rank, local = numbers["LOCAL_RANK"], numbers.get("LOCAL_WORLD_SIZE", world_size)
+    if rank >= world_size:
+        raise RefusedError(f"RANK {rank} of {world_size} in the environment: WORLD_SIZE {world_size} counts from 0. {_unset(environ)}")
     if not local or world_size % local:
         raise RefusedError(f"{world_size} processes were started, {local} of them here: each machine needs equally many.")
-    if environ.get("MASTER_PORT") == "0":
+    if local_rank >= local:
+        raise RefusedError(f"LOCAL_RANK {local_rank} of {local} in the environment: those of a machine count from 0. {_unset(environ)}")
+    _refuse_port(environ)
+    return None if world_size == 1 else Place(rank, world_size, world_size // local)
+
+
+def _number(name: str, value: str) -> int:
+    if not (value.isascii() and value.isdigit()):
+        raise RefusedError(f"{name} in the environment is {value!r}, no number from 0: `unset {name}`, or let a launcher set it.")
+    return int(value)
+
+
+def _refuse_half_set(environ: Mapping[str, str]) -> None:
+    """Raise RefusedError where variables of a launcher were left behind, or a launcher sets too few."""
+    if missing := [name for name in NEEDED if not environ.get(name)]:
+        given = [name for name in COUNTS if name in environ]
+        raise RefusedError(
+            f"{', '.join(given)} in the environment say that a launcher started this process, and {', '.join(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing. {_unset(environ)}"
+        )
+
+
+def _refuse_port(environ: Mapping[str, str]) -> None:
+    port = environ["MASTER_PORT"]
+    if port == "0":
         raise RefusedError("the launcher names no port to meet at (MASTER_PORT is 0): give it one, or say `torchrun --standalone`.")
-    return Place(rank, world_size, world_size // local)
+    if _number("MASTER_PORT", port) > LAST_PORT:
+        raise RefusedError(f"MASTER_PORT in the environment is {port}: ports end at {LAST_PORT}. {_unset(environ)}")
+
+
+def _unset(environ: Mapping[str, str]) -> str:
+    """The remedy."""
+    given = [name for name in (*COUNTS, "MASTER_ADDR", "MASTER_PORT") if name in environ]
+    return f"To start without a launcher: `unset {' '.join(given)}`; one such as torchrun sets all of them."
 
 
 def _choose_network() -> None:
     """Have gloo and NCCL take the way by which rank 0 is reached, where nobody has said another."""
-    if network := interface_to(os.environ.get("MASTER_ADDR", LOOPBACK), int(os.environ.get("MASTER_PORT", "29500"))):
+    if network := interface_to(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])):
         for name, value in network_variables(network).items():
             os.environ.setdefault(name, value)
 
@@ -99,7 +132,7 @@ def failure_told(place: Place | None) -> Iterator[None]:
         yield
     except RlooError as error:
         if place is not None:
-            with contextlib.suppress(RuntimeError):
+            with contextlib.suppress(RuntimeError, RefusedError):
                 _store(place).set(_key(), FAILED + (error.message.splitlines() or [""])[0])
         raise
 
@@ -144,18 +177,24 @@ def _word(place: Place) -> str:
 
 
 def _store(place: Place) -> TCPStore:
-    """The store of the rendezvous: the launcher's agent has it, else rank 0."""
+    """The store of the rendezvous: the launcher's agent has it, else rank 0.
+
+    Raises:
+        RefusedError: nothing can listen there, or nothing answers.
+    """
     from torch.distributed import TCPStore
 
-    has_agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    return TCPStore(
-        os.environ.get("MASTER_ADDR", "127.0.0.1"),
-        int(os.environ.get("MASTER_PORT", "29500")),
-        is_master=place.rank == 0 and not has_agent,
-        wait_for_workers=False,
-        multi_tenant=True,
-        timeout=timedelta(seconds=WORD_SECONDS),
-    )
+    host, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
+    is_master = place.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+    timeout = timedelta(seconds=WORD_SECONDS)
+    try:
+        return TCPStore(host, port, is_master=is_master, wait_for_workers=False, multi_tenant=True, timeout=timeout)
+    except RuntimeError as error:
+        line = (str(error).splitlines() or [""])[0][:160]
+        if "EADDRINUSE" in line:
+            raise RefusedError(f"MASTER_PORT {port} is already in use on {platform.node()}: give the launcher another one.") from error
+        what = f"nothing can listen there on {platform.node()}" if is_master else "rank 0 does not answer there"
+        raise RefusedError(f"MASTER_PORT {port} at MASTER_ADDR {host}: {what} ({line}): give the launcher other ones.") from error
 
 
 def _key() -> str:

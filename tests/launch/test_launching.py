@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from rloo_cli.errors import LostRankError, NeighbourError, RefusedError, RewardError, StoppedError
+from rloo_cli.errors import LostRankError, NeighbourError, RewardError, StoppedError
 from rloo_cli.inspect.run_state import StateName, read_facts
 from rloo_cli.launch.endings import Ending, error_of, last_line
-from rloo_cli.launch.given import Place, place_of
 from rloo_cli.launch.job import Job, dump_job, read_job
 from rloo_cli.launch.local_ranks import LocalRanks
 from rloo_cli.launch.processes import Spread, environments
@@ -142,33 +141,6 @@ def test_as_many_processes_as_asked_for_and_one_where_nothing_is_said_on_a_cpu()
     assert process_count("auto", hidden) == 1
     assert process_count("auto", hidden, num_machines=3) == 3
     assert process_count("auto", hidden, filed=8, num_machines=2) == 8
-
-
-@pytest.mark.parametrize(
-    ("environ", "place"),
-    [
-        ({}, None),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, Place(1, 2)),
-        ({"RANK": "1", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}, Place(1, 2)),
-        ({"RANK": "3", "WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, Place(3, 4, num_machines=2)),
-    ],
-)
-def test_a_launchers_environment_says_which_process_this_is(environ, place):
-    assert place_of(environ) == place
-
-
-@pytest.mark.parametrize(
-    ("more", "says"),
-    [
-        ({"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "each machine needs equally many"),
-        ({"WORLD_SIZE": "two"}, "no number"),
-        ({"MASTER_PORT": "0"}, "no port"),
-    ],
-)
-def test_what_a_launcher_may_want_and_this_version_cannot_is_refused(more, says):
-    with pytest.raises(RefusedError, match=says):
-        place_of({"RANK": "0", "WORLD_SIZE": "2", **more})
 
 
 def test_a_rank_is_told_all_that_was_decided(tmp_path):
