@@ -165,7 +165,8 @@ def _report_usage(error: TyperException) -> int:
     elif message.lstrip().startswith("Usage:"):
         typer.echo(message, err=True)
     else:
-        typer.echo(f"error: {message} `{path} --help` lists what there is.", err=True)
+        stop = "" if message.rstrip().endswith((".", "?", "!")) else "."
+        typer.echo(f"error: {message.rstrip()}{stop} `{path} --help` lists what there is.", err=True)
     return 2
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated
 
 import typer
 
 from rloo_cli.cli.completion import complete_recipe
+from rloo_cli.errors import RlooError
 
 RESUME_LATEST = "latest"
 RESUME_AUTO = "auto"
@@ -37,6 +40,37 @@ TrustOption = Annotated[
     bool, typer.Option("--trust-remote-code", help="Let the model's folder run code of its own. Never read from a recipe.")
 ]
 QuietOption = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and the last line only.")]
+
+
+def number_or_auto(text: str) -> str:
+    """What `--num-processes` takes, as it was given."""
+    if text == "auto" or (text.isascii() and text.isdecimal() and int(text) >= 1):
+        return text
+    raise typer.BadParameter(f"{text!r:.60} is neither a number from 1 nor auto")
+
+
+def launch_overrides(num_processes: str | None, accelerate_config: str | None) -> dict[str, str]:
+    """The overrides that two options of their own stand for, each with the option as it was given.
+
+    >>> launch_overrides("2", None)
+    {'run.num_processes=2': '--num-processes 2'}
+    """
+    both = {
+        f"run.num_processes={num_processes}": ("--num-processes", num_processes),
+        f"run.accelerate_config={json.dumps(accelerate_config)}": ("--accelerate-config", accelerate_config),
+    }
+    return {override: f"{option} {value}" for override, (option, value) in both.items() if value is not None}
+
+
+@contextlib.contextmanager
+def options_named(given: Mapping[str, str]) -> Iterator[None]:
+    """Has errors of the block name options as they were given where they name the overrides that those stand for."""
+    try:
+        yield
+    except RlooError as error:
+        for override, option in given.items():
+            error.message = error.message.replace(f"--set {override}", option)
+        raise
 
 
 SERVE = "vllm-serve"

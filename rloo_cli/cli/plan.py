@@ -7,7 +7,15 @@ from typing import Annotated
 
 import typer
 
-from rloo_cli.cli.arguments import CodeDirOption, RecipeArgument, SetOption, TrustOption
+from rloo_cli.cli.arguments import (
+    CodeDirOption,
+    RecipeArgument,
+    SetOption,
+    TrustOption,
+    launch_overrides,
+    number_or_auto,
+    options_named,
+)
 from rloo_cli.errors import RefusedError
 
 
@@ -15,9 +23,13 @@ def plan(
     recipe: RecipeArgument,
     overrides: SetOption = None,
     num_processes: Annotated[
-        int | None,
+        str | None,
         typer.Option(
-            "--num-processes", metavar="N", min=1, show_default=False, help="Processes of all machines; default: run.num_processes."
+            "--num-processes",
+            metavar="N|auto",
+            parser=number_or_auto,
+            show_default=False,
+            help="Processes of all machines; default: run.num_processes.",
         ),
     ] = None,
     num_machines: Annotated[
@@ -68,9 +80,9 @@ def plan(
     check_gpu(gpu)
     overrides = overrides or []
     launch = {"--num-processes": num_processes, "--num-machines": num_machines, "--accelerate-config": accelerate_config}
-    asked = {"run.num_processes": num_processes, "run.accelerate_config": accelerate_config}
-    fields = [f"{name}={value}" for name, value in asked.items() if value is not None]
-    checked = check_recipe(recipe, overrides=[*overrides, *fields], code_dir=code_dir, num_machines=num_machines, is_training=True)
+    asked = launch_overrides(num_processes, accelerate_config)
+    with options_named(asked):
+        checked = check_recipe(recipe, overrides=[*overrides, *asked], code_dir=code_dir, num_machines=num_machines, is_training=True)
     check_machines(checked.loaded.num_processes, checked.loaded.num_machines)
     document, fault = recipe_document(checked), None
     document["command"] = launch_command(recipe, overrides, code_dir=code_dir, trust_remote_code=trust_remote_code, launch=launch)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
@@ -12,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from rloo_cli.cli.arguments import CodeDirOption, RecipeArgument, SetOption, TrustOption
+from rloo_cli.cli.arguments import CodeDirOption, RecipeArgument, SetOption, TrustOption, launch_overrides, options_named
 from rloo_cli.errors import RefusedError
 
 SEPARATOR = ":::"
@@ -111,15 +110,16 @@ def slurm(
     )
     check_options(options)
     settings = [*(overrides or []), *(SERVER_MODE if server_nodes else ())]
-    layout = [f"run.accelerate_config={json.dumps(accelerate_config)}"] if accelerate_config is not None else []
-    loaded = check_recipe(
-        recipe,
-        overrides=[*settings, *layout],
-        code_dir=code_dir,
-        num_processes=options.num_processes,
-        num_machines=options.training_nodes,
-        is_training=True,
-    ).loaded
+    layout = launch_overrides(None, accelerate_config)
+    with options_named(layout):
+        loaded = check_recipe(
+            recipe,
+            overrides=[*settings, *layout],
+            code_dir=code_dir,
+            num_processes=options.num_processes,
+            num_machines=options.training_nodes,
+            is_training=True,
+        ).loaded
     train = TrainCommand(
         recipe=recipe,
         overrides=tuple(settings),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rloo_cli.cli.arguments import CodeDirOption, QuietOption, RecipeArgument, SetOption, TrustOption
+from rloo_cli.cli.arguments import (
+    CodeDirOption,
+    QuietOption,
+    RecipeArgument,
+    SetOption,
+    TrustOption,
+    launch_overrides,
+    number_or_auto,
+    options_named,
+)
 from rloo_cli.errors import EngineError, InterruptedTwiceError, LostRankError, NeighbourError, StoppedError
 
 if TYPE_CHECKING:
@@ -43,11 +51,11 @@ def train(
     ] = None,
     resume: ResumeOption = None,
     num_processes: Annotated[
-        int | None,
+        str | None,
         typer.Option(
             "--num-processes",
-            metavar="N",
-            min=1,
+            metavar="N|auto",
+            parser=number_or_auto,
             show_default=False,
             help="Processes that train together, those of all machines; default: run.num_processes, one for each visible GPU.",
         ),
@@ -112,7 +120,8 @@ def train(
         trust_remote_code=trust_remote_code,
         quiet=quiet,
     )
-    _train(request)
+    with options_named(request.launch_overrides()):
+        _train(request)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +130,7 @@ class _Request:
 
     recipe: str
     overrides: tuple[str, ...]
-    num_processes: int | None
+    num_processes: str | None
     accelerate_config: str | None
     options: MachineOptions
     output_dir: str | None
@@ -132,8 +141,11 @@ class _Request:
 
     def all_overrides(self) -> list[str]:
         """Those of `--set`, and the options that are fields of the recipe."""
-        fields = {"run.num_processes": self.num_processes, "run.accelerate_config": self.accelerate_config}
-        return [*self.overrides, *(f"{name}={json.dumps(value)}" for name, value in fields.items() if value is not None)]
+        return [*self.overrides, *self.launch_overrides()]
+
+    def launch_overrides(self) -> dict[str, str]:
+        """The latter, each with the option as it was given."""
+        return launch_overrides(self.num_processes, self.accelerate_config)
 
     def way_on(self, folder: RunFolder) -> str:
         """The command that goes on with the run in a folder."""

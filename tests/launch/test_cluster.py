@@ -1,6 +1,7 @@
 """Which machines train together: from the command line, SLURM's variables, or a file; and the store in which their launchers meet."""
 
 import contextlib
+import socket
 import threading
 import time
 from pathlib import Path
@@ -216,6 +217,32 @@ def test_a_port_that_is_taken_is_refused(monkeypatch):
             pass
 
 
+@pytest.mark.parametrize("host", ["no.such.invalid", "two..dots"])
+def test_a_name_of_machine_0_that_nobody_knows_is_refused_without_waiting_for_the_machine(host, monkeypatch):
+    monkeypatch.setattr("rloo_cli.launch.meeting.NAME_SECONDS", 0.5)
+    monkeypatch.setattr("rloo_cli.launch.meeting.COME_SECONDS", 30.0)
+    cluster = Cluster(num_machines=2, machine_rank=1, host=host, port=free_port())
+    with pytest.raises(RefusedError, match=f"--main-process-ip {host}: .* knows no machine of that name"), joined(cluster, print):
+        pass
+
+
+def test_a_name_of_machine_0_may_become_known_late(monkeypatch):
+    tries, connect = [], socket.create_connection
+
+    def known_at_the_third_try(where, timeout):
+        tries.append(where)
+        if len(tries) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return connect(where, timeout=timeout)
+
+    monkeypatch.setattr("rloo_cli.launch.meeting.socket.create_connection", known_at_the_third_try)
+    port = free_port()
+    with follower(port) as came, lead(port, monkeypatch) as meeting:
+        meeting.gather(greeting(0), print)
+        meeting.speak("nothing")
+    assert came[0][1]["word"] == "nothing", came
+
+
 class OneRank:
     """A rank that runs until it is killed."""
 
@@ -272,7 +299,8 @@ def test_a_recipe_names_its_configuration_and_a_wrong_one_has_its_place(tmp_path
     said = capsys.readouterr().err
     assert f"run.accelerate_config: {tmp_path / 'old.yaml'}:2:15: fsdp_config.fsdp_version: is 1" in said
     assert exit_code_of([*words, "fsdp"]) == 2
-    assert "run.accelerate_config: `fsdp` is none of ddp, fsdp2, zero2, zero3" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert said.startswith("error: --accelerate-config fsdp: run.accelerate_config: `fsdp` is none of ddp, fsdp2, zero2, zero3")
     (tmp_path / "low.yaml").write_text("distributed_type: MULTI_GPU\nmixed_precision: bf16\n")
     assert exit_code_of([*words, str(tmp_path / "low.yaml"), "--set", "bf16=false"]) == 2
     assert "its mixed_precision is bf16, and the recipe's bf16 is false" in capsys.readouterr().err
