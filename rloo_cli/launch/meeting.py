@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 COME_SECONDS = 600.0
 """For all machines to come: nodes of a batch job come within seconds, and people start a command by hand."""
+NAME_SECONDS = 20.0
+"""For the name of machine 0 to be known, which may be entered as that machine comes up."""
 LATE_SECONDS = 20.0
 """For machines that have not come yet to be told that there is nothing to come for."""
 LEAVE_SECONDS = 10.0
@@ -243,21 +245,35 @@ def _store_class() -> type[TCPStore]:
 
 def _wait_for_port(cluster: Cluster, say: Callable[[str], None]) -> tuple[str, str]:
     """(own address, address of machine 0) of a connection to it, once it listens."""
-    deadline, quiet_until = time.monotonic() + COME_SECONDS, time.monotonic() + PATIENCE_SECONDS
+    start = time.monotonic()
+    quiet_until, name_until = start + PATIENCE_SECONDS, start + NAME_SECONDS
     while True:
         try:
             with socket.create_connection((cluster.host, cluster.port), timeout=CONNECT_SECONDS) as connection:
                 return str(connection.getsockname()[0]), str(connection.getpeername()[0])
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise RefusedError(
-                    f"machine 0 did not answer at {cluster.host}:{cluster.port} within {COME_SECONDS:.0f} s ({error.strerror or error}): start the "
-                    "same command there with --machine-rank 0, or see --main-process-ip and --main-process-port."
-                ) from error
-        if time.monotonic() > quiet_until:
+        except (OSError, UnicodeError) as error:
+            now, is_name = time.monotonic(), isinstance(error, (socket.gaierror, UnicodeError))
+            name_until = name_until if is_name else float("inf")  # a name that was known once may be forgotten for a while
+            if now > min(name_until, start + COME_SECONDS) or isinstance(error, UnicodeError):
+                raise RefusedError(_no_answer(cluster, error)) from error
+        if now > quiet_until:
             quiet_until = float("inf")
             say(f"machine {cluster.machine_rank} of {cluster.num_machines}: waiting for machine 0 at {cluster.host}:{cluster.port}")
         time.sleep(POLL_SECONDS)
+
+
+def _no_answer(cluster: Cluster, error: OSError | UnicodeError) -> str:
+    """What to tell where machine 0 cannot be reached."""
+    said = (error.strerror if isinstance(error, OSError) else None) or error
+    if isinstance(error, (socket.gaierror, UnicodeError)):
+        return (
+            f"--main-process-ip {cluster.host}: {socket.gethostname()} knows no machine of that name ({said}): give a name or address by which "
+            "the other machines reach machine 0."
+        )
+    return (
+        f"machine 0 did not answer at {cluster.host}:{cluster.port} within {COME_SECONDS:.0f} s ({said}): start the same command there with "
+        "--machine-rank 0, or see --main-process-ip and --main-process-port."
+    )
 
 
 def _contact(cluster: Cluster, host: str) -> Contact:
