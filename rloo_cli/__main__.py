@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+
+INTERRUPTED = 130
+
 
 def main() -> None:
     """Run the command line."""
-    from rloo_cli.cli.app import run
+    try:
+        from rloo_cli.cli.app import run
 
-    run()
+        run()
+    except KeyboardInterrupt:  # while modules are imported, before `run` answers it
+        sys.stderr.write("interrupted\n")
+        sys.exit(INTERRUPTED)
 
 
 if __name__ == "__main__":
