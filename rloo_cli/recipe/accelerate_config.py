@@ -16,6 +16,7 @@ from typing import Any, Literal
 from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.accelerate_keys import DEEPSPEED_IDLE, FSDP_IDLE, JSON_IDLE, STRATEGIES, TOP_IDLE, StrategyName, without_effect
 from rloo_cli.recipe.deepspeed_json import read_json, refuse_wrong_counts
+from rloo_cli.recipe.fields import closest
 from rloo_cli.recipe.nodes import Fields, Node, Problems, printable
 from rloo_cli.recipe.scalars import plain_data
 from rloo_cli.recipe.yaml_source import FileKind, parse, read_text
@@ -71,8 +72,10 @@ def read_distribution(name_or_path: str, folder: Path) -> Distribution:
         return replace(_read(CONFIGS / f"{name_or_path}.yaml"), num_machines=None, machine_rank=None)
     path = folder / name_or_path
     if not os.path.isfile(path) and not name_or_path.endswith((".yaml", ".yml", ".json")):  # noqa: PTH113 - Path.is_file raises for a name too long
+        near = closest(name_or_path, STRATEGIES)
         raise RecipeError(
-            f"`{printable(name_or_path, 200)}` is none of {', '.join(STRATEGIES)}, and no file of `accelerate config` either."
+            f"`{printable(name_or_path, 200)}` is none of {', '.join(STRATEGIES)}, and no file of `accelerate config` either"
+            f"{f'; did you mean `{near}`?' if near else '.'}"
         )
     return _read(path)
 

@@ -301,6 +301,7 @@ def test_a_recipe_names_its_configuration_and_a_wrong_one_has_its_place(tmp_path
     assert exit_code_of([*words, "fsdp"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("error: --accelerate-config fsdp: run.accelerate_config: `fsdp` is none of ddp, fsdp2, zero2, zero3")
+    assert said.endswith("; did you mean `fsdp2`?\n")
     (tmp_path / "low.yaml").write_text("distributed_type: MULTI_GPU\nmixed_precision: bf16\n")
     assert exit_code_of([*words, str(tmp_path / "low.yaml"), "--set", "bf16=false"]) == 2
     assert "its mixed_precision is bf16, and the recipe's bf16 is false" in capsys.readouterr().err
