@@ -94,7 +94,8 @@ def follow(
     Raises:
         RlooError: as `Lead.train`, which says the same.
     """
-    console = terminal(quiet=quiet)
+    console, last = terminal(quiet=quiet), terminal(quiet=False)
+    place = f"machine {cluster.machine_rank} of {cluster.num_machines}"
 
     def say(line: str) -> None:
         console.print(line, markup=False)
@@ -105,16 +106,17 @@ def follow(
             meeting.greet(_greeting(cluster, checked, reached=reached))
             word = meeting.wait_for_word(say)
         if word["word"] == NOTHING:
+            last.print(f"{place}: the run is finished already, nothing to do", markup=False)
             return
         folder = Path(word["folder"])
         attempt = folder / word["attempt"]
         _wait_for_job(meeting, attempt / JOB_FILE, word["job"])
         shown = Path(word["attempt"]) if folder == Path.cwd() else attempt
         run = RunFolder(shown.parents[1])
-        say(f"machine {cluster.machine_rank} of {cluster.num_machines}: trains with machine 0 ({meeting.hosts[0]}), run folder {run.path}")
+        say(f"{place}: trains with machine 0 ({meeting.hosts[0]}), run folder {run.path}")
         with way_on_told(run), logging_to(attempt / _log_name(cluster), environment=os.environ):
             _train(meeting, checked, attempt, stop, folder=folder)
-        say(f"done: machine {cluster.machine_rank} of {cluster.num_machines}")
+        last.print(f"done: {place}, {run.path}", markup=False)
 
 
 def _train(meeting: Meeting, checked: CheckedRecipe, attempt: Path, stop: StopSignal, *, folder: Path | None = None) -> None:

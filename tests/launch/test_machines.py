@@ -50,6 +50,7 @@ class Machine:
             start_new_session=True,
         )
         self.family = []
+        self.shown = ""
 
     def come_to_step(self, step):
         for line in self.process.stdout:
@@ -67,7 +68,7 @@ class Machine:
 
     def end(self, seconds=END_SECONDS + 30):
         """(exit code, standard error); nothing of it is left."""
-        _, errors = self.process.communicate(timeout=seconds)
+        self.shown, errors = self.process.communicate(timeout=seconds)
         _, alive = psutil.wait_procs(self.family, timeout=10)
         assert not alive, alive
         return self.process.returncode, errors
@@ -117,6 +118,9 @@ def test_two_machines_end_with_the_numbers_of_one_process(share, start, tmp_path
     both = start(arguments(tmp_path / "run", "--num-processes", str(2 * share)))
     (code, errors), (other, other_errors) = [machine.end(seconds=280) for machine in both]
     assert (code, other, other_errors) == (0, 0, ""), errors + other_errors
+    joins, *_, ends = both[1].shown.splitlines()
+    assert re.fullmatch(rf"machine 1 of 2: trains with machine 0 \(\S+\), run folder {tmp_path / 'run'}", joins)
+    assert ends == f"done: machine 1 of 2, {tmp_path / 'run'}"
     ours, theirs = rows(tmp_path / "run"), rows(tmp_path / "one")
     assert len(ours) == len(theirs)
     for many, one in zip(ours, theirs, strict=True):
