@@ -16,7 +16,9 @@ def export(
         ),
     ],
     target: Annotated[Path, typer.Argument(metavar="DIR", show_default=False, help="The folder to write; not there yet, or empty.")],
-    step: Annotated[int | None, typer.Option("--step", metavar="N", show_default=False, help="Of a run: this step's checkpoint.")] = None,
+    step: Annotated[
+        int | None, typer.Option("--step", metavar="N", min=0, show_default=False, help="Of a run: this step's checkpoint.")
+    ] = None,
     dtype: Annotated[
         Literal["bfloat16", "float32"] | None,
         typer.Option("--dtype", show_default=False, help="Round the weights to this type; default: as they were trained."),
@@ -32,14 +34,15 @@ def export(
     Any checkpoint will do, of one process or of many, of copies (ddp) or of parts (fsdp2, zero2, zero3). It is verified first. No GPU
     is needed, nor the base model, and memory for little more than the largest tensor.
     """
-    from rloo_cli.launch.export import choose_checkpoint, refuse_occupied
+    from rloo_cli.launch.export import ADVICE, choose_checkpoint, refuse_occupied
     from rloo_cli.launch.export import export as write
+    from rloo_cli.run.disk_errors import advising, format_bytes
 
-    refuse_occupied(target)
-    checkpoint, words = choose_checkpoint(str(subject), step)
-    typer.echo(f"exporting {words}")
-    written = write(checkpoint, target, dtype=dtype)
-    from rloo_cli.run.disk_errors import format_bytes
+    with advising(ADVICE):
+        refuse_occupied(target)
+        checkpoint, words = choose_checkpoint(str(subject), step)
+        typer.echo(f"exporting {words}")
+        written = write(checkpoint, target, dtype=dtype)
 
     typer.echo(
         f"{target}: {format_bytes(written.size)} of {written.dtype} weights in {written.files} file{'s' if written.files > 1 else ''}\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from rloo_cli import __version__
 from rloo_cli.errors import RefusedError, StorageError
 from rloo_cli.run import atomic
 from rloo_cli.run.checkpoint import DESCRIPTION, Checkpoint, find_checkpoint, list_steps, step_name
+from rloo_cli.run.disk_errors import Advice, storage_errors
 from rloo_cli.run.folder import RunFolder, open_existing
 from rloo_cli.run.manifest import MANIFEST_NAME, DamagedError, Manifest
 from rloo_cli.run.shards import SavedTensors
@@ -22,7 +24,11 @@ if TYPE_CHECKING:
 
     from rloo_cli.training.best import Best
 
+logger = logging.getLogger(__name__)
+
 CONFIG = "config.json"
+ADVICE = Advice(again="export again", elsewhere="name another folder", another="Export that of another step")
+"""Of `rloo export`, in errors of the disk and of checkpoints."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +51,9 @@ def choose_checkpoint(name: str, step: int | None) -> tuple[Checkpoint, str]:
         StorageError: it is damaged.
     """
     path = Path(name)
-    if (path / "recipe.yaml").is_file():
+    with storage_errors("look at", path):
+        is_run = (path / "recipe.yaml").is_file()
+    if is_run:
         return _of_run(open_existing(path), step)
     if not (path / MANIFEST_NAME).is_file():
         raise RefusedError(f"{name} is neither a run folder (it has no recipe.yaml) nor a checkpoint (it has no {MANIFEST_NAME}).")
@@ -83,16 +91,16 @@ def _kind(path: Path) -> Any:
 
 def _best(folder: Path) -> Best | None:
     """The run's best checkpoint, as the newest with a sound position has it."""
-    from rloo_cli.training.best import Best
+    from rloo_cli.training.best import best_of_document
 
     for step in reversed(list_steps(folder)):
         path = folder / step_name(step)
         try:
             Manifest.read(path).verify(path, ["position.json"])
-        except (DamagedError, KeyError):
-            continue
-        best = json.loads((path / "position.json").read_bytes()).get("best")
-        return Best(**best) if best is not None else None
+            position = json.loads((path / "position.json").read_bytes())
+            return best_of_document(position["best"])
+        except (DamagedError, KeyError, OSError, ValueError, TypeError, RecursionError) as error:
+            logger.warning("the position of %s cannot be used, and that of an older checkpoint says the best: %s", path, error)
     return None
 
 
@@ -126,11 +134,28 @@ def export(checkpoint: Checkpoint, target: Path, *, dtype: str | None = None) ->
 
 
 def refuse_occupied(target: Path) -> None:
-    """Raise RefusedError where a folder is to go and something is."""
-    if target.is_dir() and not any(target.iterdir()):
-        return
-    if target.exists() or target.is_symlink():
-        raise RefusedError(f"{target} exists already{' and is not empty' if target.is_dir() else ''}: name a new folder.")
+    """Raise RefusedError where a folder is to go and something is, or where it would lie in what `rloo` has written as a whole."""
+    with storage_errors("look at", target):
+        is_empty = target.is_dir() and not any(target.iterdir())
+        if not is_empty and (target.exists() or target.is_symlink()):
+            raise RefusedError(f"{target} exists already{' and is not empty' if target.is_dir() else ''}: name a new folder.")
+        place = target.resolve()
+        for folder in (place, *place.parents):
+            if (what := _whole_folder(folder)) is not None:
+                raise RefusedError(f"{target} lies in {what}, {folder}: name a folder outside.")
+
+
+def _whole_folder(path: Path) -> str | None:
+    """What `path` is, where nothing else belongs into it."""
+    if (path / "recipe.yaml").is_file() and RunFolder(path).checkpoints.is_dir():
+        return "a run's folder"
+    if not (path / MANIFEST_NAME).is_file():
+        return None
+    try:
+        kind = Manifest.read(path).info.get("kind")
+    except DamagedError:
+        return None
+    return {"checkpoint": "a checkpoint", "final": "a final model", "export": "an exported model"}.get(str(kind))
 
 
 def _skeleton(checkpoint: Checkpoint) -> PreTrainedModel | None:

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any
 
 from rloo_cli.errors import StorageError
-from rloo_cli.run.disk_errors import format_bytes, storage_errors
+from rloo_cli.run.disk_errors import advice, format_bytes, storage_errors
 from rloo_cli.run.manifest import MANIFEST_NAME, Bytes, Digest, FileEntry, Manifest, digest_file
 
 logger = logging.getLogger(__name__)
@@ -127,8 +127,8 @@ def make_folder(path: Path) -> None:
     Raises:
         StorageError: a file stands there, or the parent is not writable.
     """
-    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     with storage_errors("create the folder", path):
+        missing = [folder for folder in (path, *path.parents) if not folder.exists()]
         for folder in reversed(missing):
             with contextlib.suppress(FileExistsError):
                 fs.mkdir(folder)
@@ -176,7 +176,7 @@ def ensure_free(folder: Path, need: int, what: str) -> None:
         free = fs.free_bytes(folder)
     if free < need:
         raise StorageError(
-            f"{what}: no room: {format_bytes(need)} needed, {format_bytes(free)} free. Free some space, then go on with --resume."
+            f"{what}: no room: {format_bytes(need)} needed, {format_bytes(free)} free. Free some space, then {advice().again}."
         )
 
 
@@ -290,7 +290,7 @@ class AtomicFolder:
 
     def _refuse_existing(self) -> None:
         if not self._replace and os.path.lexists(self.target):
-            raise StorageError(f"{self.target} exists already and is never overwritten; move it away, then go on with --resume.")
+            raise StorageError(f"{self.target} exists already and is never overwritten; move it away, then {advice().again}.")
 
 
 def write_part(folder: Path, target: Path, name: str, chunks: Iterable[Bytes], *, size: int | None = None) -> FileEntry:

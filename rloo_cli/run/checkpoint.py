@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from rloo_cli.errors import RefusedError, StorageError
 from rloo_cli.run import atomic
+from rloo_cli.run.disk_errors import advice
 from rloo_cli.run.manifest import MANIFEST_NAME, DamagedError, Manifest
 from rloo_cli.run.ranks import ALONE, Ranks
 from rloo_cli.run.shards import RANK_FILE, SavedState, SavedTensors, files_of
@@ -73,7 +74,7 @@ class Checkpoint:
         path = self.path / f"{name}.json"
         try:
             return json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise StorageError(f"cannot read {path}: {error}") from error
 
     def origin(self) -> Mapping[str, Any]:
@@ -99,7 +100,7 @@ def find_checkpoint(folder: Path, which: Literal["latest"] | int | Path = "lates
     try:
         return _open(path, ranks)
     except DamagedError as error:
-        raise StorageError(f"checkpoint {path} cannot be used: {error}. `--resume` alone takes the newest that is whole.") from error
+        raise StorageError(f"checkpoint {path} cannot be used: {error}. {advice().another}.") from error
 
 
 def list_steps(folder: Path) -> list[int]:

@@ -18,6 +18,7 @@ import psutil
 from rloo_cli.errors import RefusedError, StorageError
 from rloo_cli.run import atomic
 from rloo_cli.run.checkpoint import step_name
+from rloo_cli.run.disk_errors import advice
 from rloo_cli.run.lock import Holder, ensure_unlocked, locked
 from rloo_cli.run.manifest import DamagedError, Manifest
 
@@ -282,9 +283,9 @@ def _names(path: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except NotADirectoryError:
-        raise StorageError(f"{path} is a file, and a folder has to stand there: move it away, or choose another --output-dir.") from None
+        raise StorageError(f"{path} is a file, and a folder has to stand there: move it away, or {advice().elsewhere}.") from None
     except OSError as error:
-        raise StorageError(f"cannot look into {path}: {error.strerror}. Make it readable, or choose another --output-dir.") from error
+        raise StorageError(f"cannot look into {path}: {error.strerror}. Make it readable, or {advice().elsewhere}.") from error
 
 
 def _is_orphan(path: Path) -> bool:

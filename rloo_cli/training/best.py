@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.schema import RunSection
@@ -18,6 +19,20 @@ class Best:
     """`eval/reward`."""
     value: float
     step: int
+
+
+def best_of_document(document: Any) -> Best | None:
+    """From a checkpoint's position, where `asdict` put it; None where none was chosen.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if document is None:
+        return None
+    match document:
+        case {"metric": str(metric), "value": float() | int() as value, "step": int(step)} if len(document) == 3:
+            return Best(metric=metric, value=value, step=step)
+    raise ValueError("its `best` is not a metric, a value and a step")
 
 
 def choosing_value(run: RunSection, metrics: Mapping[str, float]) -> float | None:

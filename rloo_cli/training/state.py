@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
+from rloo_cli.errors import StorageError
 from rloo_cli.run.checkpoint import Checkpoint
-from rloo_cli.training.best import Best
+from rloo_cli.training.best import Best, best_of_document
 from rloo_cli.training.experience import Experience, build_experience
 from rloo_cli.types import Completion, FinishReason, Group, GroupRewards, Prompt
 
@@ -63,11 +64,32 @@ def load_experience(checkpoint: Checkpoint, weights: Sequence[float]) -> Experie
 
 
 def load_position(checkpoint: Checkpoint, weights: Sequence[float]) -> RunPosition:
-    """The position that the checkpoint holds."""
-    document = checkpoint.load_document("position")
-    best = document.pop("best", None)
-    position = RunPosition(**document, best=Best(**best) if best else None)
+    """The position that the checkpoint holds; StorageError where it is none."""
+    try:
+        position = _position(checkpoint.load_document("position"))
+    except ValueError as error:
+        raise StorageError(f"checkpoint {checkpoint.path} cannot be used: position.json: {error}.") from error
     return replace(position, experience=load_experience(checkpoint, weights)) if checkpoint.has("experience") else position
+
+
+def _position(document: Any) -> RunPosition:
+    if not isinstance(document, dict):
+        raise ValueError("it is no mapping")
+    values = {name: value for name, value in document.items() if name != "best"}
+    for name, value in values.items():
+        if name not in _POSITION_KINDS or not isinstance(value, _POSITION_KINDS[name]):
+            raise ValueError(f"`{name[:40]}` is not what a position has")
+    return RunPosition(**values, best=best_of_document(document.get("best")))
+
+
+_POSITION_KINDS: Mapping[str, tuple[type, ...]] = {
+    "step": (int,),
+    "next_prompt": (int,),
+    "num_tokens": (int,),
+    "evaluated_step": (int,),
+    "evaluated_value": (float, int, type(None)),
+    "uses": (int,),
+}
 
 
 def _group_document(group: Group) -> dict[str, Any]:

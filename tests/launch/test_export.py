@@ -13,11 +13,13 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, MixtralConfig, Qwen2Config
 
 from rloo_cli.cli.app import exit_code_of
+from rloo_cli.errors import StorageError
 from rloo_cli.run.atomic import AtomicFolder
-from rloo_cli.run.checkpoint import CHECKPOINT_FORMAT, DESCRIPTION
+from rloo_cli.run.checkpoint import CHECKPOINT_FORMAT, DESCRIPTION, find_checkpoint
 from rloo_cli.run.shards import Shard, rank_file, shards_stream
 from rloo_cli.training.model_files import as_published, plan_weights, save_description, write_weights
 from rloo_cli.training.parts import unique_names
+from rloo_cli.training.state import load_position
 
 WHOLE, ROWS, ELEMENTS = "whole", "rows", "elements"
 PROMPT = torch.tensor([[72, 101, 108, 108, 111]])
@@ -157,6 +159,16 @@ def test_without_a_best_the_last_that_is_whole_is_taken(run, tmp_path, capsys):
     assert capsys.readouterr().out.startswith(f"exporting step 6 of {run}, its last\n")
 
 
+@pytest.mark.parametrize("position", ["[]", "{", '{"best": {"x": 1}}', '{"best": [1]}', "[" * 20_000])
+def test_a_position_that_is_none_says_no_best(run, tmp_path, capsys, position):
+    with AtomicFolder(run / "checkpoints" / "000008", info={"kind": "checkpoint", "format": CHECKPOINT_FORMAT, "step": 8}) as files:
+        files.write("position.json", position)
+    assert exit_code_of(["export", str(run), str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out.startswith(f"exporting step 4 of {run}, its best")
+    with pytest.raises(StorageError, match="000008"):
+        load_position(find_checkpoint(run / "checkpoints", 8), [])
+
+
 def occupied(run, out):
     out.mkdir()
     (out / "mine").write_text("mine")
@@ -207,6 +219,14 @@ def older(run, out):
         ),
         (older, ["{run}", "{out}"], 2, "000004 has format 1; this version of rloo reads format 2: use the version that wrote it."),
         (nothing, ["{run}", "{out}", "--dtype", "int3"], 2, "bfloat16"),
+        (nothing, ["{run}", "{out}", "--step", "-1"], 2, "--step"),
+        (nothing, ["{run}", "{out}" + "x" * 300], 6, "x: File name too long."),
+        (nothing, ["{run}", "{out}" + "x" * 250], 6, "x: File name too long."),
+        (nothing, ["{run}/" + "x" * 300, "{out}"], 6, "x: File name too long."),
+        (nothing, ["{run}", "{run}/mine"], 2, "{run}/mine lies in a run's folder, {run}: name a folder outside."),
+        (nothing, ["{run}", "{run}/checkpoints/000002/mine"], 2, "mine lies in a checkpoint, {run}/checkpoints/000002: name a folder"),
+        (damaged, ["{run}", "{out}"], 6, "Export that of another step."),
+        (a_file, ["{run}", "{out}/mine"], 6, "A file stands where a folder should be: move it away, or name another folder."),
     ],
 )
 def test_what_cannot_be_exported_is_told_in_one_line_and_leaves_nothing(run, tmp_path, capsys, before, words, code, says):
