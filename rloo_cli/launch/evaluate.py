@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 from rloo_cli.errors import RecipeError, RefusedError, StoppedError, StorageError
+from rloo_cli.launch.given import place_of
 from rloo_cli.launch.local import recorded, terminal, training_inputs
 from rloo_cli.plan.prepare import CheckedRecipe, check_recipe, errors_placed, prepare, reward_runner
 from rloo_cli.run.checkpoint import Checkpoint, find_checkpoint
@@ -78,6 +80,7 @@ def evaluate_here(subject: Subject, *, trust_remote_code: bool, quiet: bool) -> 
     Raises:
         RlooError: each kind with its exit code.
     """
+    place_of(os.environ)  # torch reads it too, and does not say what is wrong with it
     try:
         with StopSignal() as stop, stop.at_once():
             return _evaluate(subject, stop, trust_remote_code=trust_remote_code, quiet=quiet)

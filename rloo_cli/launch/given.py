@@ -76,10 +76,10 @@ def place_of(environ: Mapping[str, str]) -> Place | None:
     rank, world_size = numbers.get("RANK", 0), numbers.get("WORLD_SIZE", 1)
     if (rank, world_size) == (0, 1) and "LOCAL_RANK" not in numbers:
         return None
+    if numbers.keys() >= {"RANK", "WORLD_SIZE"} and rank >= world_size:
+        raise RefusedError(f"RANK {rank} of {world_size} in the environment: {world_size} processes count from 0. {_unset(environ)}")
     _refuse_half_set(environ)
     local_rank, local = numbers["LOCAL_RANK"], numbers.get("LOCAL_WORLD_SIZE", world_size)
-    if rank >= world_size:
-        raise RefusedError(f"RANK {rank} of {world_size} in the environment: WORLD_SIZE {world_size} counts from 0. {_unset(environ)}")
     if not local or world_size % local:
         raise RefusedError(f"{world_size} processes were started, {local} of them here: each machine needs equally many.")
     if local_rank >= local:
@@ -99,7 +99,7 @@ def _refuse_half_set(environ: Mapping[str, str]) -> None:
     if missing := [name for name in NEEDED if not environ.get(name)]:
         given = [name for name in COUNTS if name in environ]
         raise RefusedError(
-            f"{', '.join(given)} in the environment say that a launcher started this process, and {', '.join(missing)} "
+            f"{', '.join(given)} in the environment {'says' if len(given) == 1 else 'say'} that a launcher started this process, and {', '.join(missing)} "
             f"{'is' if len(missing) == 1 else 'are'} missing. {_unset(environ)}"
         )
 

@@ -41,6 +41,7 @@ def test_a_launchers_environment_says_which_process_this_is(environ, place):
         (TWO | {"RANK": "-1"}, "RANK .*'-1', no number from 0"),
         (TWO | {"LOCAL_RANK": ""}, "LOCAL_RANK .*'', no number"),
         (TWO | {"RANK": "5"}, "RANK 5 of 2 .*`unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT`"),
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK 5 of 2 .*`unset RANK WORLD_SIZE`"),
         (TWO | {"WORLD_SIZE": "0"}, "RANK 1 of 0"),
         (TWO | {"LOCAL_RANK": "2", "LOCAL_WORLD_SIZE": "2"}, "LOCAL_RANK 2 of 2"),
         (TWO | {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "2"}, "each machine needs equally many"),
@@ -61,8 +62,9 @@ def launched(monkeypatch):
 
 def test_a_variable_that_was_left_behind_is_refused_before_anything_is_written(launched, tmp_path, capsys):
     launched({"WORLD_SIZE": "2"})
-    assert exit_code_of(["train", "smoke", "--output-dir", str(tmp_path / "run")]) == 2
-    assert capsys.readouterr().err.startswith("error: WORLD_SIZE in the environment")
+    for words in (["train", "smoke", "--output-dir", str(tmp_path / "run")], ["eval", "smoke"]):
+        assert exit_code_of(words) == 2
+        assert capsys.readouterr().err.startswith("error: WORLD_SIZE in the environment says that a launcher started this process")
     assert not (tmp_path / "run").exists()
 
 
