@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os.path
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -139,7 +140,7 @@ def refuse_occupied(target: Path) -> None:
         is_empty = target.is_dir() and not any(target.iterdir())
         if not is_empty and (target.exists() or target.is_symlink()):
             raise RefusedError(f"{target} exists already{' and is not empty' if target.is_dir() else ''}: name a new folder.")
-        place = target.resolve()
+        place = Path(os.path.realpath(target))  # Path.resolve raises for links that go round in a circle
         for folder in (place, *place.parents):
             if (what := _whole_folder(folder)) is not None:
                 raise RefusedError(f"{target} lies in {what}, {folder}: name a folder outside.")

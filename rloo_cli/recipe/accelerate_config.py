@@ -263,13 +263,15 @@ def _of_fsdp(file: _File) -> Distribution:
     section = _section(file, "fsdp_config")
     _refuse_unknown(file, "fsdp_config", section, {*_FSDP_KEYS, *FSDP_IDLE})
     if section.get("fsdp_version") != 2:
-        found = f"is {section['fsdp_version']}" if "fsdp_version" in section else "is missing, which means 1"
+        found = f"is {printable(str(section['fsdp_version']), 20)}" if "fsdp_version" in section else "is missing, which means 1"
         raise RecipeError(f"{file.where('fsdp_config.fsdp_version')}: {found}: {_VERSION_2}.")
     flags = {}
     for name, default in (("fsdp_reshard_after_forward", True), ("fsdp_offload_params", False)):
         flags[name] = section.get(name, default)
         if not isinstance(flags[name], bool):
-            raise RecipeError(f"{file.where(f'fsdp_config.{name}')}: {flags[name]!r} is neither true nor false, which it is in version 2.")
+            raise RecipeError(
+                f"{file.where(f'fsdp_config.{name}')}: {printable(repr(flags[name]), 40)} is neither true nor false, which it is in version 2."
+            )
     return Distribution(
         strategy="fsdp2",
         reshard_after_forward=flags["fsdp_reshard_after_forward"],

@@ -185,6 +185,10 @@ def damaged(run, out):
     file.write_bytes(data)
 
 
+def a_circle(run, out):
+    out.symlink_to(out)
+
+
 def nothing(run, out):
     pass
 
@@ -226,6 +230,8 @@ def older(run, out):
         (nothing, ["{run}", "{run}/mine"], 2, "{run}/mine lies in a run's folder, {run}: name a folder outside."),
         (nothing, ["{run}", "{run}/checkpoints/000002/mine"], 2, "mine lies in a checkpoint, {run}/checkpoints/000002: name a folder"),
         (damaged, ["{run}", "{out}"], 6, "Export that of another step."),
+        (a_circle, ["{run}", "{out}"], 2, "{out} exists already: name a new folder."),
+        (a_circle, ["{run}", "{out}/mine"], 6, "Not a directory. A file stands where a folder should be"),
         (a_file, ["{run}", "{out}/mine"], 6, "A file stands where a folder should be: move it away, or name another folder."),
     ],
 )

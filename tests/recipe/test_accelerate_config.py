@@ -83,6 +83,8 @@ def test_zero_is_read_from_both_kinds_of_file(tmp_path):
         (DDP + "num_processes: 1000000000\n", "mine.yaml:2:1: num_processes: '1000000000' is no whole number from 1 to 65535"),
         (DDP + "main_process_port: 65536\n", "main_process_port: '65536' is no whole number from 0 to 65535"),
         (DDP + f"num_processes: {'9' * 5000}\n", "mine.yaml:2:1: num_processes: '99"),
+        (FSDP + f"  fsdp_offload_params: {'x' * 5000}\n", "x… is neither true nor false"),
+        (FSDP.replace("2", "x" * 5000), "x…: only the second version"),
         (DDP + "a: &x 1\n", "mine.yaml:2:4: anchors (&x) are refused"),
         (DDP + "a: !!str x\n", "tags (tag:yaml.org,2002:str) are refused; a file of `accelerate config` is plain data"),
         (DDP + "<<: 1\n", "merge keys (<<) are refused; write the values out"),
