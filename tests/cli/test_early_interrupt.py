@@ -6,6 +6,8 @@ import sys
 INTERRUPTED_IMPORT = """
 import os, signal, sys
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever runs the tests may have it ignored
+
 class Interrupt:
     def find_spec(self, name, path=None, target=None):
         if name == "typer":

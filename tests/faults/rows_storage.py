@@ -205,7 +205,7 @@ def no_right_or_no_folder(bench):
     read_only.chmod(0o555)
     for where, folder in (("the folder: ", read_only), ("its parent: ", read_only / "run")):
         outcome = bench.train(folder=folder, inject=lambda: (drop_root_rights(), never()))
-        bench.check(outcome, code=6, says=["Permission denied", "output_dir"], where=where)
+        bench.check(outcome, code=6, says=["Permission denied", "--output-dir"], where=where)
         bench.expect("nothing left behind", not list(read_only.iterdir()), f"{where}{list(read_only.iterdir())}")
     bench.write("file", "precious")
     for where, folder in (("a file: ", bench.root / "file"), ("below a file: ", bench.root / "file" / "run")):
