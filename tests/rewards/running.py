@@ -16,8 +16,9 @@ STATE = TrainerState(step=3, max_steps=10)
 
 
 def child_processes(*, recursive=False):
-    """This process' children, without the judge that checking math answers in this very process leaves for its lifetime."""
-    return [child for child in psutil.Process().children(recursive) if "rloo_cli.rewards.math_process" not in child.cmdline()]
+    """This process' children, without those that stay for its lifetime: the judge of math answers, and the tracker of spawned processes."""
+    lasting = ("rloo_cli.rewards.math_process", "multiprocessing.resource_tracker")
+    return [child for child in psutil.Process().children(recursive) if not any(name in " ".join(child.cmdline()) for name in lasting)]
 
 
 def group(row, texts, *, content="What?", ids=None, **columns):
