@@ -62,6 +62,11 @@ def run(path, model, *, strategy="ddp", stop_at=None, **changes):
     return "done"
 
 
+def alone(rank, path, model):
+    """`run`, in a process of its own."""
+    return run(path, model)
+
+
 def greedy_of(model, prompts, count):
     """By transformers' own generate."""
     return [model.generate(torch.tensor([p]), max_new_tokens=count, do_sample=False)[0, len(p) :].tolist() for p in prompts]

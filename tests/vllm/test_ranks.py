@@ -37,9 +37,9 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def one(model, tmp_path_factory):
-    """A run of one process with an engine of its own."""
+    """A run of one process with an engine of its own; not of this one, in which other tests have had theirs."""
     folder = tmp_path_factory.mktemp("one")
-    assert ranked.run(folder / "run", model) == "done"
+    assert processes.run_ranks(ranked.alone, 1, folder, folder / "run", model) == ["done"]
     return rows(folder / "run")
 
 
