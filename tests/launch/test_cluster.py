@@ -265,18 +265,19 @@ def test_a_machine_that_falls_silent_is_given_up_and_named(tmp_path, monkeypatch
     monkeypatch.setattr("rloo_cli.launch.watch.SILENT_GRACE_SECONDS", 0.1)
     port = free_port()
     (tmp_path / "train-rank-1.log").write_text("step 4\n")
-    given_up = threading.Event()
+    given_up, ranks = threading.Event(), OneRank()
 
     def fall_silent(meeting):
         meeting.contact.tell("signal", name="SIGUSR1")
-        time.sleep(1.5)
+        deadline = time.monotonic() + 60
+        while not ranks.heard and time.monotonic() < deadline:
+            time.sleep(0.1)
         meeting.contact._closing.set()
         meeting.contact._wake.set()
         given_up.wait(60)
 
     with follower(port, after=fall_silent), lead(port, monkeypatch) as meeting, StopSignal() as stop:
         meeting.gather(greeting(0), print)
-        ranks = OneRank()
         error = Watch(meeting, ranks, stop, tmp_path, share=1).error_of_all()
         given_up.set()
     assert isinstance(error, LostRankError)
