@@ -261,7 +261,7 @@ class OneRank:
 
 
 def test_a_machine_that_falls_silent_is_given_up_and_named(tmp_path, monkeypatch):
-    monkeypatch.setattr("rloo_cli.launch.watch.SILENT_SECONDS", 2.5)
+    monkeypatch.setattr("rloo_cli.launch.watch.SILENT_SECONDS", 6.0)
     monkeypatch.setattr("rloo_cli.launch.watch.SILENT_GRACE_SECONDS", 0.1)
     port = free_port()
     (tmp_path / "train-rank-1.log").write_text("step 4\n")
