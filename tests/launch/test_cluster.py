@@ -260,6 +260,7 @@ class OneRank:
         self.running, self.endings = [], [Ending(rank=0, returncode=-9, was_killed=True, report=None)]
 
 
+@pytest.mark.slow
 def test_a_machine_that_falls_silent_is_given_up_and_named(tmp_path, monkeypatch):
     monkeypatch.setattr("rloo_cli.launch.watch.SILENT_SECONDS", 6.0)
     monkeypatch.setattr("rloo_cli.launch.watch.SILENT_GRACE_SECONDS", 0.1)
