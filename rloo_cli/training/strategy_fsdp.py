@@ -20,8 +20,8 @@ from transformers import PreTrainedModel
 from rloo_cli.recipe.accelerate_config import Distribution, StrategyName
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import LocalState, SavedState
+from rloo_cli.training.laid_out import LaidOut
 from rloo_cli.training.microbatches import ScoringBatch
-from rloo_cli.training.optimizer import OptimizerAndSchedule
 from rloo_cli.training.parts import Part, aliased, load_parts, local_flat, local_state_of, unique_names
 from rloo_cli.training.policy import Policy
 from rloo_cli.training.sharded import clip_scale, first_bad, join_alone, total_norm
@@ -31,7 +31,7 @@ from rloo_cli.training.strategy import MakeOptimizer
 logger = logging.getLogger(__name__)
 
 
-class FullySharded:
+class FullySharded(LaidOut):
     """Implements `strategy.Strategy` by torch's `fully_shard`: every decoder layer, then the policy with what is left."""
 
     name: StrategyName = "fsdp2"
@@ -51,21 +51,7 @@ class FullySharded:
             "offload_policy": _offload_policy(distribution, self._device),
             "mp_policy": MixedPrecisionPolicy(param_dtype=low, reduce_dtype=torch.float32 if low else None),
         }
-        self._policy: Policy | None = None
-        self._optimizer: OptimizerAndSchedule | None = None
         self._skeleton: Policy | None = None
-
-    @property
-    def policy(self) -> Policy:
-        """What was laid out."""
-        assert self._policy is not None
-        return self._policy
-
-    @property
-    def optimizer(self) -> OptimizerAndSchedule:
-        """What updates it."""
-        assert self._optimizer is not None
-        return self._optimizer
 
     def distribute(self, policy: Policy, make_optimizer: MakeOptimizer) -> None:
         """Send the main rank's weights to all a layer at a time, and keep this rank's rows."""

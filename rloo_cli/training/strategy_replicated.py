@@ -14,8 +14,8 @@ from rloo_cli.recipe.accelerate_config import StrategyName
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import LocalState, SavedState
 from rloo_cli.training import policy as policies
+from rloo_cli.training.laid_out import LaidOut
 from rloo_cli.training.microbatches import ScoringBatch
-from rloo_cli.training.optimizer import OptimizerAndSchedule
 from rloo_cli.training.parts import Part, aliased, load_parts, local_flat, local_state_of, unique_names
 from rloo_cli.training.policy import Policy
 from rloo_cli.training.strategy import MakeOptimizer
@@ -24,7 +24,7 @@ BUCKET_BYTES = 64 << 20
 """Gradients are summed in pieces of this size: large enough to be quick, small enough to have beside them."""
 
 
-class Replicated:
+class Replicated(LaidOut):
     """Implements `strategy.Strategy`. Ranks need not run equally many passes: they meet once, for the gradient."""
 
     name: StrategyName = "ddp"
@@ -34,20 +34,6 @@ class Replicated:
     def __init__(self, accelerator: Accelerator, ranks: Ranks) -> None:
         self.accelerator = accelerator
         self.ranks = ranks
-        self._policy: Policy | None = None
-        self._optimizer: OptimizerAndSchedule | None = None
-
-    @property
-    def policy(self) -> Policy:
-        """What was laid out."""
-        assert self._policy is not None
-        return self._policy
-
-    @property
-    def optimizer(self) -> OptimizerAndSchedule:
-        """What updates it."""
-        assert self._optimizer is not None
-        return self._optimizer
 
     def distribute(self, policy: Policy, make_optimizer: MakeOptimizer) -> None:
         """The policy on its device, not wrapped: a wrapper would communicate in each backward pass."""

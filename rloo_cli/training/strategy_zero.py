@@ -19,8 +19,8 @@ from transformers import PreTrainedModel
 from rloo_cli.recipe.accelerate_config import Distribution, StrategyName
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import LocalState, SavedState
+from rloo_cli.training.laid_out import LaidOut
 from rloo_cli.training.microbatches import ScoringBatch
-from rloo_cli.training.optimizer import OptimizerAndSchedule
 from rloo_cli.training.parts import Part, aliased, buffer_parts, load_parts, local_state_of
 from rloo_cli.training.policy import Policy
 from rloo_cli.training.sharded import clip_scale, first_bad, join_alone, total_norm
@@ -31,7 +31,7 @@ BUCKET_ELEMENTS = 1 << 24
 """Gradients are reduced, and weights gathered, in pieces of this size: 64 MB in float32."""
 
 
-class Zero(ABC):
+class Zero(LaidOut, ABC):
     """What both stages have in common. DeepSpeed's engine owns the optimizer step; ours says when, and with what gradient."""
 
     name: StrategyName
@@ -47,21 +47,7 @@ class Zero(ABC):
         self._low = torch.bfloat16 if accelerator.mixed_precision == "bf16" else None
         self._config = _config(self.stage, distribution, is_low=self._low is not None, is_cpu=self._device.type == "cpu")
         self._engine: Any = None
-        self._policy: Policy | None = None
-        self._optimizer: OptimizerAndSchedule | None = None
         self._skeleton: Policy | None = None
-
-    @property
-    def policy(self) -> Policy:
-        """What was laid out."""
-        assert self._policy is not None
-        return self._policy
-
-    @property
-    def optimizer(self) -> OptimizerAndSchedule:
-        """What updates it."""
-        assert self._optimizer is not None
-        return self._optimizer
 
     def autocast(self) -> contextlib.AbstractContextManager[None]:
         """Nothing: the weights themselves are in the low precision."""
