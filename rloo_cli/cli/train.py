@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated
@@ -213,6 +213,7 @@ def _checked(request: _Request, place: Place | None) -> tuple[CheckedRecipe, Clu
 def _decide(request: _Request, checked: CheckedRecipe, others: Place | Lead | None) -> None:
     """Choose the run folder and train in it, with the others if there are some."""
     from rloo_cli.inspect.visible import visible
+    from rloo_cli.launch.launcher import launcher_of
     from rloo_cli.launch.local import nothing_left
     from rloo_cli.launch.target import choose_target
 
@@ -233,7 +234,7 @@ def _decide(request: _Request, checked: CheckedRecipe, others: Place | Lead | No
         for notice in loaded.notices:
             typer.echo(f"note: {notice}", err=True)
     with _way_on_told(request, target.folder):
-        _launcher(checked, others)(checked, target, trust_remote_code=request.trust_remote_code, quiet=request.quiet)
+        launcher_of(checked, others)(checked, target, trust_remote_code=request.trust_remote_code, quiet=request.quiet)
     typer.echo(f"done: {visible(str(folder))} (metrics.jsonl, rollouts/, final/)")
 
 
@@ -250,16 +251,6 @@ def _way_on_told(request: _Request, folder: RunFolder) -> Iterator[None]:
         if not list_steps(folder.checkpoints):
             raise
         raise type(error)(f"{error.message} To go on: {request.way_on(folder)}") from error
-
-
-def _launcher(checked: CheckedRecipe, others: Place | Lead | None) -> Callable[..., None]:
-    """Who trains: the processes that a launcher or several machines started, this one alone, or several that it starts."""
-    from rloo_cli.launch.local import train_here
-    from rloo_cli.launch.processes import train_in_processes
-
-    if others is not None:
-        return others.train
-    return train_here if checked.loaded.num_processes == 1 else train_in_processes
 
 
 def _train_as_told(place: Place) -> None:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import platform
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -23,6 +23,7 @@ from rloo_cli.launch.local import held, new_job, train_rank
 from rloo_cli.launch.record import lost_neighbours_told
 from rloo_cli.launch.target import Target
 from rloo_cli.plan.prepare import CheckedRecipe
+from rloo_cli.run.folder import RunFolder
 from rloo_cli.run.signals import StopRequested, StopSignal
 
 if TYPE_CHECKING:
@@ -45,23 +46,27 @@ class Place:
     rank: int
     world_size: int
     num_machines: int = 1
+    turn: int = 0
+    """Trainings that these processes did together before, all of them in the same order."""
 
     def tell_nothing(self) -> None:
         """Tell the other ranks that there is nothing to do."""
-        _store(self).set(_key(), NOTHING)
+        _store(self).set(_key(self), NOTHING)
 
-    def train(self, checked: CheckedRecipe, target: Target, *, trust_remote_code: bool, quiet: bool) -> None:
-        """Train as rank 0, and have the others do their part of it.
+    def train(
+        self, checked: CheckedRecipe, target: Target, *, trust_remote_code: bool, quiet: bool, leave: Callable[[], None] | None = None
+    ) -> None:
+        """Train as rank 0, and have the others do their part of it; `leave` is StopSignal's.
 
         Raises:
             RlooError: each kind with its exit code.
         """
         store = _store(self)  # which is here, where no agent has it, as long as it is held
-        with held(target) as (attempt, notes), StopSignal() as stop:
+        with held(target) as (attempt, notes), StopSignal(leave=leave) as stop:
             where = f" on {self.num_machines} machines" if self.num_machines > 1 else ""
             notes = (*notes, f"{self.world_size} processes{where} train together, started by a launcher of yours")
             job = new_job(checked, target, attempt, notes, trust_remote_code=trust_remote_code, quiet=quiet)
-            store.set(_key(), DECIDED + dump_job(job))
+            store.set(_key(self), DECIDED + dump_job(job))
             _choose_network()
             train_rank(job, stop)
 
@@ -133,7 +138,7 @@ def failure_told(place: Place | None) -> Iterator[None]:
     except RlooError as error:
         if place is not None:
             with contextlib.suppress(RuntimeError, RefusedError):
-                _store(place).set(_key(), FAILED + (error.message.splitlines() or [""])[0])
+                _store(place).set(_key(place), FAILED + (error.message.splitlines() or [""])[0])
         raise
 
 
@@ -147,8 +152,8 @@ def refuse_other_number(place: Place, checked: CheckedRecipe, options: MachineOp
         raise RefusedError(f"run.num_processes: {asked} processes are asked for, and the launcher has started {place.world_size}.")
 
 
-def train_as_told(place: Place) -> None:
-    """Train as one of the other ranks, once rank 0 has said what.
+def train_as_told(place: Place) -> RunFolder | None:
+    """The run's folder, after training in it as one of the other ranks, once rank 0 has said what; None where there was nothing to do.
 
     Raises:
         NeighbourError: rank 0 failed, or says nothing.
@@ -162,18 +167,21 @@ def train_as_told(place: Place) -> None:
             raise StoppedError(f"stopped by {stopped.signal_name} before training began.") from stopped
         if word.startswith(FAILED):
             raise NeighbourError(f"rank 0 ended the run: {word.removeprefix(FAILED)}")
-        if word != NOTHING:
-            _choose_network()
-            train_rank(read_job(word.removeprefix(DECIDED), rank=place.rank), stop)
+        if word == NOTHING:
+            return None
+        _choose_network()
+        job = read_job(word.removeprefix(DECIDED), rank=place.rank)
+        train_rank(job, stop)
+        return job.folder
 
 
 def _word(place: Place) -> str:
     store, deadline = _store(place), time.monotonic() + WORD_SECONDS
-    while not store.check([_key()]):
+    while not store.check([_key(place)]):
         if time.monotonic() > deadline:
             raise NeighbourError(f"rank 0 said nothing for {WORD_SECONDS:.0f} s: its own output tells why.")
         time.sleep(POLL_SECONDS)
-    return store.get(_key()).decode()
+    return store.get(_key(place)).decode()
 
 
 def _store(place: Place) -> TCPStore:
@@ -197,5 +205,6 @@ def _store(place: Place) -> TCPStore:
         raise RefusedError(f"MASTER_PORT {port} at MASTER_ADDR {host}: {what} ({line}): give the launcher other ones.") from error
 
 
-def _key() -> str:
-    return f"rloo/{os.environ.get('TORCHELASTIC_RUN_ID', '')}/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+def _key(place: Place) -> str:
+    environ = os.environ
+    return f"rloo/{environ.get('TORCHELASTIC_RUN_ID', '')}/{environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{place.turn}"

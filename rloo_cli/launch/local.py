@@ -46,13 +46,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 
-def train_here(checked: CheckedRecipe, target: Target, *, trust_remote_code: bool, quiet: bool) -> None:
-    """Train to the end in `target.folder`, which is locked meanwhile.
+def train_here(
+    checked: CheckedRecipe, target: Target, *, trust_remote_code: bool, quiet: bool, leave: Callable[[], None] | None = None
+) -> None:
+    """Train to the end in `target.folder`, which is locked meanwhile; `leave` is StopSignal's.
 
     Raises:
         RlooError: each kind with its exit code; the traceback is in the attempt's log.
     """
-    with held(target) as (attempt, notes), StopSignal() as stop:
+    with held(target) as (attempt, notes), StopSignal(leave=leave) as stop:
         train_rank(new_job(checked, target, attempt, notes, trust_remote_code=trust_remote_code, quiet=quiet), stop)
 
 
@@ -282,7 +284,7 @@ def terminal(*, quiet: bool) -> Console:
     """Where progress goes: standard output, or nowhere."""
     from rloo_cli.run.progress import LastingConsole
 
-    console = LastingConsole(highlight=False, quiet=quiet)
+    console = LastingConsole(highlight=False, quiet=quiet, force_jupyter=False)  # plain lines in a notebook, too
     console.soft_wrap = not console.is_terminal  # a terminal gets lines that break between words, a file the whole line
     return console
 

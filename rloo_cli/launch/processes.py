@@ -12,7 +12,7 @@ import shlex
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from rloo_cli.errors import RefusedError, StoppedError
@@ -25,6 +25,7 @@ from rloo_cli.launch.local_ranks import LocalRanks
 from rloo_cli.launch.rank import LAUNCHER
 from rloo_cli.launch.target import Target
 from rloo_cli.plan.prepare import CheckedRecipe
+from rloo_cli.plan.spread import crowding
 from rloo_cli.recipe.processes import visible_gpus
 from rloo_cli.run import atomic
 from rloo_cli.run.environment import usable_cores
@@ -40,16 +41,18 @@ JOB_FILE = "job.json"
 """In the attempt's folder: what the ranks are told."""
 
 
-def train_in_processes(checked: CheckedRecipe, target: Target, *, trust_remote_code: bool, quiet: bool) -> None:
-    """Train to the end in `target.folder`, which is locked meanwhile, in as many processes as the recipe says.
+def train_in_processes(
+    checked: CheckedRecipe, target: Target, *, trust_remote_code: bool, quiet: bool, leave: Callable[[], None] | None = None
+) -> None:
+    """Train to the end in `target.folder`, which is locked meanwhile, in as many processes as the recipe says; `leave` is StopSignal's.
 
     Raises:
         RlooError: the first rank's that failed for a reason of its own; each rank's traceback is in its log.
     """
     count = checked.loaded.num_processes
     gpus = gpus_for(count)
-    with held(target) as (attempt, notes), logging_to(attempt / "launch.log", environment=os.environ), StopSignal() as stop:
-        notes = (*notes, f"{count} processes train together, {'a GPU each' if gpus else 'on the CPU'}")
+    with held(target) as (attempt, notes), logging_to(attempt / "launch.log", environment=os.environ), StopSignal(leave=leave) as stop:
+        notes = (*notes, f"{count} processes train together, {'a GPU each' if gpus else 'on the CPU'}", *crowding_told(count, gpus))
         job = new_job(checked, target, attempt, notes, trust_remote_code=trust_remote_code, quiet=quiet)
         logger.info("%s", shlex.join(job.command))
         file = attempt / JOB_FILE
@@ -72,6 +75,12 @@ def gpus_for(count: int) -> int:
     if 0 < gpus < count:
         raise RefusedError(f"run.num_processes: {count} processes on this machine need a GPU each, and {gpus} can be seen.")
     return gpus
+
+
+def crowding_told(count: int, gpus: int) -> tuple[str, ...]:
+    """A note where this machine's processes train on fewer cores than they are."""
+    note = None if gpus else crowding(count, usable_cores())
+    return () if note is None else (f"note: {note}",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -72,6 +72,7 @@ class Prepared:
 def check_recipe(
     path: str | Path,
     *,
+    text: str | None = None,
     overrides: Sequence[str] = (),
     code_dir: str | Path | None = None,
     num_processes: int | None = None,
@@ -82,6 +83,7 @@ def check_recipe(
 
     Args:
         path: the recipe's file, or the name of a shipped one.
+        text: a recipe that stands in no file; `path` is then what errors call it, in a folder that is there.
         overrides: texts of `--set`.
         code_dir: where reward functions are imported from; None = the recipe's folder.
         num_processes: that a launcher has started; None = as the recipe says.
@@ -91,8 +93,8 @@ def check_recipe(
     Raises:
         RecipeError: a line for each fault, with its place.
     """
-    file = find_recipe(path)
-    if why := why_missing(file):
+    file = find_recipe(path) if text is None else Path(path)
+    if text is None and (why := why_missing(file)):
         raise RecipeError(why)
     folder = Path(code_dir) if code_dir is not None else file.parent
     if not folder.is_dir():
@@ -106,6 +108,7 @@ def check_recipe(
 
     loaded = load_recipe(
         file,
+        text=text,
         overrides=overrides,
         num_processes=num_processes,
         num_machines=num_machines,

@@ -48,6 +48,7 @@ class LoadedRecipe:
 def load_recipe(
     path: str | Path,
     *,
+    text: str | None = None,
     overrides: Sequence[str] = (),
     num_processes: int | None = None,
     num_machines: int | None = None,
@@ -55,9 +56,10 @@ def load_recipe(
     environ: Mapping[str, str] | None = None,
     check_reward: Callable[[RewardEntry], None] | None = None,
 ) -> LoadedRecipe:
-    """The recipe in the file, with every default filled in, local paths absolute, and its batch arithmetic on `num_processes`
+    """The recipe in the file, or in `text`, with every default filled in, local paths absolute, and its batch arithmetic on `num_processes`
     (None = as the recipe says) and `num_machines` (None = as a file of `accelerate config` says, else one).
 
+    `text` is a recipe that stands in no file: `path` is what errors call it, and in whose folder relative paths begin.
     `overrides` are texts of `--set`. `environ` (os.environ) is read for `${VAR}` in path-like fields, and where it `is_training` for what
     `accelerate launch` says; the recipe's `accelerate_config` is read then too. `check_reward` raises a RecipeError for an entry whose
     function cannot be found, which is reported with all other faults. Imports no torch.
@@ -67,12 +69,13 @@ def load_recipe(
     """
     name = os.fspath(path)
     problems = Problems()
-    text = read_text(name, problems)
+    is_file = text is None
+    text = read_text(name, problems) if text is None else text
     if text is None:
         raise RecipeError(problems.lines()[0])
-    origin = Place(printable(name, 300), 1, 1)
+    origin = Place(printable(name, 300), 1, 1) if is_file else Place(Path(name).name)
     problems.rank(origin.origin)
-    root = _root_of(parse(text, origin.origin, problems), origin, problems)
+    root = _root_of(parse(text, origin.origin, problems, positions=is_file), origin, problems)
     settings = read_chain(name, root, problems, os.environ if environ is None else environ)
     if any(name == "extends" for _, name, _ in problems.found):  # what it would have inherited is not known
         raise recipe_error(problems)

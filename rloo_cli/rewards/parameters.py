@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from pydantic import TypeAdapter, ValidationError
 
+from rloo_cli.rewards.given import is_given
 from rloo_cli.rewards.inputs import ParameterError
 
 PACKAGE = "rloo_cli.rewards"
@@ -16,7 +17,7 @@ PACKAGE = "rloo_cli.rewards"
 
 def is_built_in(module: str) -> bool:
     """Whether a module is ours, so that it may be imported before the recipe's own code may."""
-    return module == PACKAGE or module.startswith(f"{PACKAGE}.")
+    return module == PACKAGE or (module.startswith(f"{PACKAGE}.") and not is_given(module))
 
 
 def check_values(module: str, name: str, kwargs: Mapping[str, object]) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rloo_cli.errors import RecipeError
-from rloo_cli.rewards import bindings
+from rloo_cli.rewards import bindings, given
 from rloo_cli.rewards.bindings import Parameters
 from rloo_cli.rewards.inputs import ParameterError
 from rloo_cli.rewards.modules import ModuleFile, find_module, search_path, submodules
@@ -77,12 +77,24 @@ def find_reward(function: str, *, code_dir: Path) -> RewardSource:
     _check_form(function)
     dotted = function if "." in function else f"{BUILT_IN}.{function}"
     module_name, _, name = dotted.rpartition(".")
+    if given.is_given(module_name):
+        return _given_source(function, name)
     try:
         return _Search(function, search_path(code_dir), code_dir).source(module_name, name)
     except SyntaxError as error:
         raise RecipeError(f"`{function}`: {error.filename or module_name}:{error.lineno or 1}: {error.msg}") from error
     except (ValueError, RecursionError, MemoryError) as error:
         raise RecipeError(f"`{function}`: the source of module `{module_name}` cannot be parsed: {error}") from error
+
+
+def _given_source(function: str, name: str) -> RewardSource:
+    place = given.place_of(name)
+    if place is None:
+        raise RecipeError(
+            f"`{function}` is a function that a Python program gave as an object: run that program again, or write the function into a "
+            f"module and name it `module.{name}`"
+        )
+    return RewardSource(function=function, module=given.MODULE, name=name, file=place[0], line=place[1])
 
 
 def check_arguments(source: RewardSource, *, columns: Collection[str] | None, kwargs: Mapping[str, object]) -> None:

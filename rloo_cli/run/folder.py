@@ -20,7 +20,7 @@ from rloo_cli.run import atomic
 from rloo_cli.run.checkpoint import step_name
 from rloo_cli.run.disk_errors import advice
 from rloo_cli.run.lock import Holder, ensure_unlocked, locked
-from rloo_cli.run.manifest import DamagedError, Manifest
+from rloo_cli.run.manifest import MANIFEST_NAME, DamagedError, Manifest
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +91,11 @@ class RunFolder:
     def final(self) -> Path:
         """The final model, a plain transformers folder."""
         return self.path / "final"
+
+    @property
+    def inputs(self) -> Path:
+        """Data and model that a Python program gave as objects, complete or absent."""
+        return self.path / "inputs"
 
     @property
     def logs(self) -> Path:
@@ -175,16 +180,20 @@ class RunFolder:
 
     def has_begun(self) -> bool:
         """Whether there is more than attempts leave that ended before training: their logs, and folders with nothing in them yet."""
-        names = set(_names(self.path)) - {self.lock_file.name, self.logs.name, self.rollouts.name, self.checkpoints.name}
+        passing = (self.lock_file, self.logs, self.rollouts, self.checkpoints, *([self.inputs] if self._has_inputs() else []))
+        names = set(_names(self.path)) - {place.name for place in passing}
         strange = [name for name in _names(self.logs) if not ATTEMPT_NAME.fullmatch(name)]
         return bool(names or strange or _names(self.rollouts) or _names(self.checkpoints))
 
     def is_ours(self) -> bool:
-        """Whether a run left what is there: it has a recipe.yaml, the logs of an attempt, or no more than a lock."""
-        if self.recipe.exists() or self.attempts() > 0:
+        """Whether a run left what is there: it has a recipe.yaml, the logs of an attempt, inputs, or no more than a lock."""
+        if self.recipe.exists() or self.attempts() > 0 or self._has_inputs():
             return True
         names = set(_names(self.path))
         return self.lock_file.name in names <= {self.lock_file.name, self.logs.name} and not _names(self.logs)
+
+    def _has_inputs(self) -> bool:
+        return (self.inputs / MANIFEST_NAME).is_file()
 
     def state(self) -> RunState:
         """What the folder holds.

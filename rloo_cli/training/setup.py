@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator, PartialState
+from accelerate.state import AcceleratorState
 from transformers import PreTrainedModel
 
 from rloo_cli.recipe.schema import Recipe
@@ -46,6 +47,7 @@ def prepare_device(inputs: TrainingInputs, stack: ExitStack) -> Device:
     is_low = asked.bf16 if inputs.resume_from is not None else ranks.broadcast(ranks.is_main and auto.decide_bf16(asked, state.device))
     if asked.bf16 and not is_low:
         inputs.progress.note("bf16: off, this device is not faster at it; float32 throughout.")
+    _forget_precision(stack)
     accelerator = Accelerator(mixed_precision="bf16" if is_low else "no", cpu=state.device.type == "cpu")
     low = torch.bfloat16 if is_low else None
     generating_ranks = join_ranks() if asked.async_steps else ranks
@@ -57,6 +59,18 @@ def prepare_device(inputs: TrainingInputs, stack: ExitStack) -> Device:
         generating_ranks=generating_ranks,
         strategy=make_strategy(inputs.distribution, accelerator, ranks),
     )
+
+
+def _forget_precision(stack: ExitStack) -> None:
+    """Let this training have a precision of its own: accelerate keeps one a process, that of whoever came first, which the stack puts back."""
+    before = dict(AcceleratorState._shared_state)
+    AcceleratorState._reset_state()
+
+    def put_back() -> None:
+        AcceleratorState._shared_state.clear()
+        AcceleratorState._shared_state.update(before)
+
+    stack.callback(put_back)
 
 
 def load_shared(inputs: TrainingInputs, device: Device) -> PreTrainedModel:
