@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 StrategyName = Literal["ddp", "fsdp2", "zero2", "zero3"]
@@ -82,3 +83,17 @@ JSON_IDLE: Mapping[str, tuple[Any, ...]] = {
 def without_effect(values: Mapping[str, Any], idle: Mapping[str, tuple[Any, ...]]) -> list[str]:
     """The keys that ask for something, and do not get it: the recipe or the machine decides it."""
     return [key for key, value in values.items() if key in idle and value is not None and value not in idle[key]]
+
+
+VERSION_2 = "only the second version of FSDP is offered: write `fsdp_version: 2` (`accelerate to-fsdp2` converts a file)"
+
+
+def idle_told(path: Path, values: Mapping[str, Any], idle: Mapping[str, tuple[Any, ...]]) -> tuple[str, ...]:
+    """A note that names the keys of a file that ask for something and do not get it, or none."""
+    told = without_effect(values, idle)
+    return (f"{path}: without effect here: {', '.join(told)}",) if told else ()
+
+
+def whole_number(text: str) -> int | str:
+    """The number that a text is, else the text."""
+    return int(text) if text.isdecimal() and len(text) <= 20 else text

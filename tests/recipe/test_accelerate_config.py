@@ -97,6 +97,11 @@ def test_zero_is_read_from_both_kinds_of_file(tmp_path):
         ("distributed_type: TPU\n", "distributed_type: 'TPU' is not offered; MULTI_GPU, FSDP or DEEPSPEED"),
         ("num_processes: 2\n", "distributed_type: missing"),
         ("- 1\n", "expected a mapping"),
+        (
+            FSDP + "deepspeed_config:\n  zero_stage: 3\n",
+            "mine.yaml:4:1: deepspeed_config: is of distributed_type DEEPSPEED, and the file says FSDP",
+        ),
+        (DDP + "fsdp_config:\n  fsdp_version: 2\n", "mine.yaml:2:1: fsdp_config: is of distributed_type FSDP, and the file says MULTI_GPU"),
         (DDP + "compute_environment: AMAZON_SAGEMAKER\n", "only LOCAL_MACHINE is offered"),
     ],
 )
