@@ -82,7 +82,7 @@ def slurm(
     The job saves before its time limit and before pre-emption, is requeued, and goes on from there; its exit code is that of `rloo train`.
     The recipe is checked here as it will run there. docs/slurm.md explains the script and what happens when something fails.
     """
-    from rloo_cli.launch.slurm_job import submit
+    from rloo_cli.launch.slurm_job import refuse_broken_setup, submit
     from rloo_cli.launch.slurm_script import SERVER_MODE, SlurmOptions, TrainCommand, check_options, job_name, script
     from rloo_cli.plan.prepare import check_recipe
 
@@ -109,6 +109,7 @@ def slurm(
         tensor_parallel=tensor_parallel,
     )
     check_options(options)
+    refuse_broken_setup(options.setup)
     settings = [*(overrides or []), *(SERVER_MODE if server_nodes else ())]
     layout = launch_overrides(None, accelerate_config)
     with options_named(layout):

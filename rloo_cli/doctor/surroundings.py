@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from rloo_cli.doctor.check import Check, judged
 from rloo_cli.errors import RefusedError
 from rloo_cli.launch.cluster import is_of_layout
+from rloo_cli.launch.given import place_of
 from rloo_cli.launch.step import step_of, told_of_other_nodes
 
 RANKS = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
@@ -31,7 +32,7 @@ def look_at_launcher(environ: Mapping[str, str]) -> Check:
     layout = sorted(name for name in environ if is_of_layout(name))
     slow = [name for name in MISLEADING if environ.get(name, "").lower() not in OFF]
     if ranks:
-        said = f"{' and '.join(ranks)} in the environment: a run takes itself for one of {environ.get('WORLD_SIZE', 'several')} processes, and waits"
+        said = f"{' and '.join(ranks)} in the environment: {_word_of_run(environ)}"
         return judged("launcher", said, remedy=f"unset {' '.join(name for name in RANKS if name in environ)}", fails=True, variables=ranks)
     if layout or slow:
         said = "; ".join(
@@ -44,6 +45,17 @@ def look_at_launcher(environ: Mapping[str, str]) -> Check:
     return judged(
         "launcher", "under torchrun or accelerate launch" if is_launched else "no variables of a launcher lie about", variables=[]
     )
+
+
+def _word_of_run(environ: Mapping[str, str]) -> str:
+    """What a run makes of what a launcher left: it refuses a part of it, or waits for the others."""
+    try:
+        place = place_of(environ)
+    except RefusedError:
+        return "a run takes them for a part of what a launcher says, and refuses to start"
+    if place is None:
+        return "a run takes itself for the only process of a launcher"
+    return f"a run takes itself for one of {place.world_size} processes, and waits for the others"
 
 
 def look_at_slurm(environ: Mapping[str, str]) -> Check:

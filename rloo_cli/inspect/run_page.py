@@ -109,7 +109,9 @@ def next_commands(facts: RunFacts) -> list[tuple[str, str]]:
     if facts.summary.state is StateName.RUNNING:
         return [("follow it", f"tail -f {run}/metrics.jsonl"), *look]
     if facts.summary.state is StateName.FINISHED:
-        return [("try it", f'rloo generate {run} "…"'), ("score it", f"rloo eval {run}"), *look]
+        has_split = facts.recipe is not None and facts.recipe.data.dataset_test_split is not None
+        score = [("score it", f"rloo eval {run}")] if has_split else []
+        return [("try it", f'rloo generate {run} "…"'), *score, *look]
     command = resume_command(facts.environment, facts.folder.path)
     return [*([("go on", command)] if command else []), *look]
 

@@ -100,6 +100,7 @@ class LocalRanks:
         logger.info("%s: passed on to ranks %s", name, self.running)
         for process in self._running.values():
             process.send_signal(signal.Signals[name])
+            process.send_signal(signal.SIGCONT)  # one that was stopped (SIGSTOP) hears nothing, and the others would wait for it
 
     def kill(self) -> None:
         """End what still runs, with all that came of it."""

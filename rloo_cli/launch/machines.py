@@ -26,7 +26,7 @@ from rloo_cli.launch.job import dump_job
 from rloo_cli.launch.local import held, new_job, terminal
 from rloo_cli.launch.local_ranks import LocalRanks
 from rloo_cli.launch.meeting import JOB, NOTHING, Greeting, Meeting, joined, opened
-from rloo_cli.launch.processes import JOB_FILE, Spread, environments, gpus_for
+from rloo_cli.launch.processes import JOB_FILE, Spread, crowding_told, environments, gpus_for
 from rloo_cli.launch.target import Target
 from rloo_cli.launch.watch import Watch
 from rloo_cli.plan.prepare import CheckedRecipe
@@ -67,7 +67,12 @@ class Lead:
             with held(target) as (attempt, notes), logging_to(attempt / _log_name(cluster), environment=os.environ):
                 loaded = checked.loaded
                 place = "a GPU each" if greeting.gpus else "on the CPU"
-                notes = (*notes, f"{loaded.num_processes} processes on {loaded.num_machines} machines train together, {place}")
+                share = local_share(loaded.num_processes, loaded.num_machines)
+                notes = (
+                    *notes,
+                    f"{loaded.num_processes} processes on {loaded.num_machines} machines train together, {place}",
+                    *crowding_told(share, greeting.gpus),
+                )
                 job = new_job(checked, target, attempt, notes, trust_remote_code=trust_remote_code, quiet=quiet)
                 logger.info("%s", shlex.join(job.command))
                 text = dump_job(job)

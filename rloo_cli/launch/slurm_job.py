@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -85,3 +86,16 @@ def _run(*command: str, script: str | None = None) -> str:
         said = (result.stderr or result.stdout).strip() or f"exit code {result.returncode}"
         raise RefusedError(f"{shlex.join(command)}: {said}")
     return result.stdout
+
+
+def refuse_broken_setup(lines: Sequence[str]) -> None:
+    """Raise RefusedError where the lines of shell are none, or end the script before it trains."""
+    if leaving := next((line for line in lines if re.match(r"\s*(exit|return)\b", line)), None):
+        raise RefusedError(f"--setup {leaving!r}: would end the script before it trains.")
+    bash = shutil.which("bash")
+    if not lines or bash is None:
+        return
+    parsed = subprocess.run([bash, "-n"], input="".join(f"{line}\n" for line in lines), capture_output=True, text=True)
+    if parsed.returncode:
+        said = next(iter(parsed.stderr.strip().splitlines()), "not understood").partition("bash: ")[2]
+        raise RefusedError(f"--setup {' / '.join(lines)!r}: no lines of shell: {said}.")

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rloo_cli.errors import RefusedError
+from rloo_cli.recipe.accelerate_file import MOST_COUNT
 from rloo_cli.recipe.load import LoadedRecipe
 from rloo_cli.recipe.schema import Recipe
 
@@ -88,6 +89,10 @@ def check_options(options: SlurmOptions) -> None:
     if options.training_nodes < 1:
         raise RefusedError(
             f"--nodes {options.nodes} counts the server's node: with --server-nodes {options.server_nodes} none is left to train."
+        )
+    if options.num_processes > MOST_COUNT:
+        raise RefusedError(
+            f"--nodes {options.nodes}: {options.num_processes} processes would train, and no run has more than {MOST_COUNT}."
         )
     if options.gpus_per_node and options.processes_per_node > options.gpus_per_node:
         raise RefusedError(f"--processes-per-node {options.processes_per_node}: each needs a GPU, and a node has {options.gpus_per_node}.")

@@ -17,10 +17,11 @@ from rloo_cli.plan.devices import DeviceMemory, machines_of_gpus
 from rloo_cli.plan.memory import estimate_disk, loading_bytes, offloaded_bytes
 from rloo_cli.plan.numbers import show_size
 from rloo_cli.plan.shape import ModelShape, model_shape
-from rloo_cli.plan.spread import Spread, spread_of
+from rloo_cli.plan.spread import Spread, crowding, spread_of
 from rloo_cli.plan.work import Workload
 from rloo_cli.plan.workload import lengths_of, workload
 from rloo_cli.recipe.schema import Recipe
+from rloo_cli.run.environment import usable_cores
 
 if TYPE_CHECKING:
     from rloo_cli.plan.prepare import Prepared
@@ -34,7 +35,8 @@ def add_resources(document: dict[str, Any], prepared: Prepared, device: DeviceMe
     recipe, batch = prepared.checked.loaded.recipe, prepared.checked.loaded.batch
     config = load_config(recipe.model, trust_remote_code=trust_remote_code)
     shape, spread = model_shape(config), _spread(prepared, device)
-    work = workload(recipe, batch, lengths_of(prepared), config, shape, device, spread)
+    on_device, on_host = reward_model_bytes(recipe, device, trust_remote_code=trust_remote_code)
+    work = workload(recipe, batch, lengths_of(prepared), config, shape, device, spread, reward_model_bytes=on_device)
     verdicts = compare(shape, work, spread, device)
     document["launch"] = _launch_document(spread)
     document["memory"] = _memory_document(recipe, shape, work, spread, device, verdicts)
@@ -42,7 +44,20 @@ def add_resources(document: dict[str, Any], prepared: Prepared, device: DeviceMe
     document["host"] = _host_document(shape, work, spread, device)
     document["disk"] = _disk_document(prepared, shape, work, spread)
     document["notes"] += _notes(shape, work, spread, device)
+    if on_host:
+        document["notes"].append(f"Reward models with `device: cpu` take {show_size(on_host)} of the machine's own memory in each process.")
     return sampling_fault(shape, work, device) if device.kind == "cuda" else None
+
+
+def reward_model_bytes(recipe: Recipe, device: DeviceMemory, *, trust_remote_code: bool) -> tuple[int, int]:
+    """Bytes of the reward models' weights in one process: (on its device, in the memory of a machine with GPUs)."""
+    entries = [entry for entry in recipe.rewards if entry.model is not None]
+    sizes = {True: 0, False: 0}
+    for entry in entries:
+        from rloo_cli.training.reward_models import weight_bytes
+
+        sizes[device.kind == "cpu" or entry.device == "auto"] += weight_bytes(entry, trust_remote_code=trust_remote_code)
+    return sizes[True], sizes[False]
 
 
 def _spread(prepared: Prepared, device: DeviceMemory) -> Spread:
@@ -104,6 +119,8 @@ def _disk_document(prepared: Prepared, shape: ModelShape, work: Workload, spread
 
 
 def _notes(shape: ModelShape, work: Workload, spread: Spread, device: DeviceMemory) -> Iterator[str]:
+    if device.kind == "cpu" and (note := crowding(spread.local_processes, usable_cores())) is not None:
+        yield f"{note}."
     if device.kind == "cpu" and spread.is_sharded and work.sampler == "transformers":
         size = show_size(shape.parameters * work.sampling_bytes)
         yield (

@@ -86,3 +86,10 @@ def check_machines(processes: int, machines: int) -> None:
         below, above = processes // machines * machines, -(-processes // machines) * machines
         nearest = " or ".join(str(count) for count in (below, above) if count)
         raise RefusedError(f"{processes} processes do not come out even on {machines} machines. Nearest that do: {nearest}.")
+
+
+def crowding(processes: int, cores: int) -> str | None:
+    """What to tell where a machine's processes, which train on its cores, are more than these; None where they are not."""
+    if processes <= cores:
+        return None
+    return f"{processes} processes on {cores} core{'s' if cores > 1 else ''} take turns and hold as many copies: as many as there are cores are faster"

@@ -101,6 +101,7 @@ def load_recipe(
     notices = [
         *settings.notices,
         *distribution.notes,
+        *_told_of_one_process(distribution, num_processes),
         *draft.check_other_keys(),
         *draft.check_rules(recipe, num_processes, distribution.strategy),
     ]
@@ -116,6 +117,16 @@ def load_recipe(
         distribution=distribution,
         batch=plan_batches(recipe, num_processes),
         locate=lambda field_path: str(draft.locate(field_path)),
+    )
+
+
+def _told_of_one_process(distribution: Distribution, num_processes: int) -> tuple[str, ...]:
+    """A notice where a strategy that cuts the model into parts has one process; offloading is a reason of its own."""
+    if distribution.strategy == "ddp" or num_processes > 1 or distribution.cpu_offload:
+        return ()
+    return (
+        f"run.accelerate_config: {distribution.strategy} cuts the model into as many parts as there are processes; there is one, which holds "
+        "everything, as with ddp (run.num_processes, --num-processes).",
     )
 
 

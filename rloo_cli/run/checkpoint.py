@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -34,6 +35,9 @@ STEP_NAME = re.compile(r"[0-9]{6}|[1-9][0-9]{6,}")
 """What `step_name` gives, and nothing that only looks like it."""
 
 LIKE_A_STEP = re.compile(r"\d+")
+
+SHOWN_CHARACTERS = 120
+"""Of what Python says of a document that is not what is expected."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +80,18 @@ class Checkpoint:
             return json.loads(path.read_bytes())
         except (OSError, ValueError, RecursionError) as error:
             raise StorageError(f"cannot read {path}: {error}") from error
+
+    @contextlib.contextmanager
+    def understood(self, name: str) -> Iterator[None]:
+        """Makes a StorageError of what the block stumbles over where the document `name` is not what this version writes."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            said = f"{type(error).__name__}: {error}".splitlines()[0][:SHOWN_CHARACTERS]
+            raise StorageError(
+                f"checkpoint {self.path} cannot be used: {name}.json does not hold what this version of rloo writes ({said}). "
+                f"{advice().another}."
+            ) from error
 
     def origin(self) -> Mapping[str, Any]:
         """What its run began with: `base_model`, `data`, `completions_per_step`, `run`; early checkpoints have less, or only `model`."""

@@ -95,7 +95,6 @@ class Progress:
         self._durations: deque[float] = deque(maxlen=RECENT_STEPS)
         self._row: Mapping[str, float] = {}
         self._phases: list[tuple[str, float]] = [("starting", self._started)]
-        self._waiting_for = ""
         self._lock = threading.Lock()
         self._closed = threading.Event()
         self._live: Live | None = None
@@ -129,16 +128,10 @@ class Progress:
     def phase(self, name: str) -> Iterator[None]:
         """Name what the program does in the block (`generate`, `reward`); phases nest."""
         self._phases.append((name, self._clock()))
-        self._waiting_for = ""
         try:
             yield
         finally:
             self._phases.pop()
-            self._waiting_for = ""
-
-    def waiting_for(self, what: str) -> None:
-        """Say more precisely what the current phase waits for, `3 of 16 groups`; shown by the next sign of life."""
-        self._waiting_for = what
 
     def step(self, row: Mapping[str, float]) -> None:
         """Show a finished optimizer step by its row of metrics."""
@@ -168,13 +161,12 @@ class Progress:
         return " | ".join(parts)
 
     def heartbeat_line(self) -> str | None:
-        """A sign of life if nothing was printed for a minute: which phase it is, for how long, and what it waits for."""
+        """A sign of life if nothing was printed for a minute: which phase it is and for how long."""
         now = self._clock()
         if now - self._last_sign < self._heartbeat_seconds:
             return None
         name, since = self._phases[-1]
-        what = f", waiting for {self._waiting_for}" if self._waiting_for else ""
-        return f"step {self._step}/{self._total} | still in {name} for {format_seconds(now - since)}{what}"
+        return f"step {self._step}/{self._total} | still in {name} for {format_seconds(now - since)}"
 
     def seconds_left(self) -> float | None:
         """Seconds until the last step at the recent pace; None before the first step."""
@@ -188,11 +180,10 @@ class Progress:
     def _live_line(self) -> Text:
         """The live line, its least telling parts left out until it fits the terminal."""
         name, since = self._phases[-1]
-        what = f" ({self._waiting_for})" if self._waiting_for else ""
         remaining = self.seconds_left()
         left = [f"{format_seconds(remaining)} left"] if remaining is not None else []
         head = f"step {self._step}/{self._total}"
-        phase = f"{name} {format_seconds(self._clock() - since)}{what}"
+        phase = f"{name} {format_seconds(self._clock() - since)}"
         values = self._values()
         width = self._console.width - 1
         while values and len(" | ".join([head, *values, *left, phase])) > width:

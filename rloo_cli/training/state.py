@@ -55,12 +55,15 @@ def save_experience(experience: Experience) -> tuple[dict[str, Any], dict[str, t
 
 
 def load_experience(checkpoint: Checkpoint, weights: Sequence[float]) -> Experience:
-    """The generation batch that was in use when the checkpoint was saved."""
+    """The generation batch that was in use when the checkpoint was saved; StorageError where it is none."""
     document, tensors = checkpoint.load_document("experience"), checkpoint.load_tensors("experience")
-    groups = [_group(entry) for entry in document["groups"]]
-    rewards = [GroupRewards(values=tuple(tuple(row) for row in entry["values"]), extras=entry["extras"]) for entry in document["rewards"]]
-    experience = build_experience(document["step"], groups, rewards, weights)
-    return replace(experience, **{name: tensors[name] for name in NAN_FIELDS})
+    with checkpoint.understood("experience"):
+        groups = [_group(entry) for entry in document["groups"]]
+        rewards = [
+            GroupRewards(values=tuple(tuple(row) for row in entry["values"]), extras=entry["extras"]) for entry in document["rewards"]
+        ]
+        experience = build_experience(document["step"], groups, rewards, weights)
+        return replace(experience, **{name: tensors[name] for name in NAN_FIELDS})
 
 
 def load_position(checkpoint: Checkpoint, weights: Sequence[float]) -> RunPosition:

@@ -133,9 +133,12 @@ def _take_up(inputs: TrainingInputs, strategy: Strategy, recipe: Recipe, ranks: 
     position, offset = RunPosition(), 0
     if (checkpoint := inputs.resume_from) is not None:
         position = load_position(checkpoint, [entry.weight for entry in recipe.rewards])
-        offset = checkpoint.load_document("metrics")["offset"]
-        strategy.load_state(checkpoint.saved_state())
-        restore_random_state(checkpoint.load_document("random"), checkpoint.load_tensors("random"))
+        with checkpoint.understood("metrics"):
+            offset = int(checkpoint.load_document("metrics")["offset"])
+        with checkpoint.understood("optimizer"):
+            strategy.load_state(checkpoint.saved_state())
+        with checkpoint.understood("random"):
+            restore_random_state(checkpoint.load_document("random"), checkpoint.load_tensors("random"))
     if ranks.is_main:
         set_aside_newer(inputs.folder.checkpoints, position.step)
     return position, offset

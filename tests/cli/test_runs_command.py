@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 from test_rollouts_command import on_terminal
 
 from rloo_cli.cli.app import exit_code_of
@@ -116,6 +117,7 @@ def test_a_page_of_a_run(finished, capsys):
     for title in ("Recipe, where it differs from the defaults", "Curves", "Checkpoints", "Attempts", "Next"):
         assert f"\n{title}\n" in page
     assert f'rloo generate {finished} "…"' in " ".join(page.split())
+    assert f"rloo eval {finished}" in " ".join(page.split())
     document = json_of(capsys, "show", str(finished))
     assert document["recipe"]["training.max_steps"] == 2
     assert "training.learning_rate" in document["recipe"]
@@ -127,6 +129,15 @@ def test_a_page_of_a_run(finished, capsys):
     ]
     assert document["curves"]["reward"] == list(read_metric_rows(finished / "metrics.jsonl").series("reward").values)
     assert document["attempts"][0]["ranks"][0]["exit_code"] == 0
+
+
+def test_a_run_without_a_split_to_evaluate_on_is_not_to_be_scored(finished, tmp_path, capsys):
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    recipe = yaml.safe_load((run / "recipe.yaml").read_text())
+    recipe["data"]["dataset_test_split"] = None
+    recipe["evaluation"] = {}
+    (run / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    assert json_of(capsys, "show", str(run))["next"].keys() == {"try it", "look at completions"}
 
 
 def test_damage_of_a_checkpoint_is_found(finished, tmp_path, capsys):

@@ -197,6 +197,22 @@ def test_what_a_launcher_left(environ, level, remedy):
     assert (found.level, found.remedy) == (level, remedy)
 
 
+@pytest.mark.parametrize(
+    ("environ", "said"),
+    [
+        ({"WORLD_SIZE": "2"}, "for a part of what a launcher says, and refuses"),
+        ({"RANK": "0", "WORLD_SIZE": "2"}, "for a part of what a launcher says, and refuses"),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, "for the only process of a launcher"),
+        (
+            {"RANK": "0", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "29500"},
+            "one of 2 processes, and waits for the others",
+        ),
+    ],
+)
+def test_what_a_run_makes_of_them(environ, said):
+    assert said in look_at_launcher(environ).said
+
+
 def test_slurm():
     assert look_at_slurm({}).level is Level.OK
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NUM_NODES": "2"}

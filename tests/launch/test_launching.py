@@ -2,6 +2,9 @@
 
 import os
 import re
+import signal
+import subprocess
+import sys
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -13,9 +16,10 @@ from rloo_cli.inspect.run_state import StateName, read_facts
 from rloo_cli.launch.endings import Ending, error_of, last_line
 from rloo_cli.launch.job import Job, dump_job, read_job
 from rloo_cli.launch.local_ranks import LocalRanks
-from rloo_cli.launch.processes import Spread, environments
+from rloo_cli.launch.processes import Spread, crowding_told, environments
 from rloo_cli.launch.record import lost_neighbours_told
 from rloo_cli.plan.prepare import check_recipe
+from rloo_cli.recipe.load import load_recipe
 from rloo_cli.recipe.processes import process_count, visible_gpus
 from rloo_cli.run.environment import usable_cores
 from rloo_cli.run.folder import RunFolder
@@ -85,6 +89,17 @@ def test_the_last_line_of_a_log_is_told(tmp_path):
     assert last_line(tmp_path / "b.log") == "200 prompts, " + "x" * 106 + "…"
 
 
+def test_a_rank_that_was_stopped_hears_a_signal(tmp_path):
+    with LocalRanks(tmp_path, tmp_path / "absent.json", [{**os.environ, "RANK": "0"}]) as ranks:
+        ranks.kill()
+        process = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=subprocess.PIPE)
+        process.stdout.readline()
+        ranks._running[0] = process
+        process.send_signal(signal.SIGSTOP)
+        ranks.signal("SIGTERM")
+        assert process.wait(timeout=30) == -signal.SIGTERM
+
+
 def test_a_launcher_tells_for_a_rank_that_died_without_a_word(tmp_path):
     (tmp_path / "logs" / "attempt-1").mkdir(parents=True)
     attempt = tmp_path / "logs" / "attempt-1"
@@ -112,6 +127,18 @@ def test_each_rank_gets_its_place_and_its_share_of_the_cores():
     with_gpus, _ = environments(Spread.of_one_machine(2), {"OMP_NUM_THREADS": "7"}, gpus=2)
     assert with_gpus["OMP_NUM_THREADS"] == "7"
     assert "ACCELERATE_USE_CPU" not in with_gpus
+
+
+def test_more_processes_than_cores_get_a_word():
+    cores = usable_cores()
+    assert crowding_told(cores, 0) == crowding_told(cores + 1, cores + 1) == ()
+    assert crowding_told(cores + 1, 0)[0].startswith(f"note: {cores + 1} processes on {cores} core")
+
+
+@pytest.mark.parametrize(("layout", "count", "told"), [("fsdp2", 1, True), ("fsdp2", 2, False), ("ddp", 1, False)])
+def test_a_strategy_with_nothing_to_cut_gets_a_word(layout, count, told):
+    loaded = load_recipe("recipes/smoke.yaml", overrides=[f"accelerate_config={layout}"], num_processes=count, is_training=True, environ={})
+    assert any("there is one, which holds everything" in notice for notice in loaded.notices) == told
 
 
 def test_ranks_of_a_second_machine_count_on_and_meet_at_the_first():

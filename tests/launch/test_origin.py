@@ -55,6 +55,7 @@ def test_changed_prompts_are_refused_without_environment_json(place, run, capsys
     assert resume(place, run, "--resume") == 2
     data.write_text(text)
     assert "has changed since" in capsys.readouterr().err
+    assert [path.name for path in (run / "logs").iterdir()] == ["attempt-1"]  # what was refused is no attempt that failed
 
 
 @pytest.mark.parametrize("is_known", [True, False])
