@@ -96,7 +96,7 @@ def test_every_command_line_names_what_exists(case):
 
 def test_shipped_recipes_that_pages_name_exist():
     for page in PAGES:
-        for name in re.findall(r"(?<![\w/])recipes/[\w./]+\w", page.read_text(encoding="utf-8")):
+        for name in re.findall(r"(?<![\w/])recipes/[\w./-]+\w", page.read_text(encoding="utf-8")):
             assert (ROOT / name).exists(), f"{page.name} names {name}"
 
 

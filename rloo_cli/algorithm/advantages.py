@@ -54,6 +54,13 @@ def has_signal(is_scored_PG: torch.Tensor) -> torch.Tensor:
     return is_scored_PG.sum(dim=1) >= 2
 
 
+def has_spread(reward_PG: torch.Tensor, is_scored_PG: torch.Tensor) -> torch.Tensor:
+    """Which groups have two scored rows whose rewards differ, shape [P]; in the others every reward is its own baseline."""
+    highest_P = reward_PG.masked_fill(~is_scored_PG, float("-inf")).amax(dim=1)
+    lowest_P = reward_PG.masked_fill(~is_scored_PG, float("inf")).amin(dim=1)
+    return has_signal(is_scored_PG) & (highest_P != lowest_P)
+
+
 def normalize_advantages(advantage_PG: torch.Tensor, is_scored_PG: torch.Tensor, is_masked_PG: torch.Tensor) -> torch.Tensor:
     """(A − mean) / (std + 1e-4) over the scored, unmasked rows of the whole generation batch, shape [P, G].
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +63,7 @@ def _reward_document(entry: Any, source: RewardSource) -> dict[str, Any]:
     return {
         "name": entry.name or source.name,
         "function": source.function,
+        "is_model": entry.model is not None,
         "file": source.file,
         "weight": entry.weight,
         "parameters": list(source.parameters),
@@ -103,11 +104,31 @@ def notes(recipe: Recipe, batch: BatchPlan) -> list[str]:
             "async_steps: each batch is sampled by the weights of one step before; a row's term carries its ratio to the sampler, capped at "
             f"{algorithm.importance_sampling_cap:g}, and nothing is clipped. With vLLM a resumed run has the same prompts and seeds, not the same bits."
         )
+    found += _dynamic_sampling(recipe, batch)
     if algorithm.beta > 0 and algorithm.normalize_advantages:
         found.append(
             "normalize_advantages with beta above 0 needs every row's KL before the first backward pass: one more scoring pass a step."
         )
     return found
+
+
+def _dynamic_sampling(recipe: Recipe, batch: BatchPlan) -> Iterator[str]:
+    """What dynamic sampling makes of prompts, steps and the KL penalty."""
+    algorithm = recipe.algorithm
+    if algorithm.dynamic_sampling == "off":
+        return
+    yield (
+        "dynamic_sampling: the gradient is the mean over the groups whose rewards differ, so prompts that are always or never solved do not count; "
+        "groups/dropped says how many."
+    )
+    if algorithm.dynamic_sampling == "resample":
+        drawn = batch.prompts_per_generation
+        yield (
+            f"A generation batch draws {drawn} to {drawn * algorithm.dynamic_sampling_max_batches} prompts until {drawn} groups have differing "
+            "rewards: the number of steps stays, and an epoch passes sooner."
+        )
+    if algorithm.beta > 0:
+        yield "A group whose rewards are equal still has the KL penalty's gradient (beta above 0); left out, it has none."
 
 
 def add_data(document: dict[str, Any], prepared: Prepared) -> None:

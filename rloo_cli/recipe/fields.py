@@ -135,6 +135,7 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("logging_steps", "kind"): "a share of all steps is not offered",
     ("save_steps", "kind"): "a share of all steps is not offered",
     ("eval_steps", "kind"): "a share of all steps is not offered",
+    ("dynamic_sampling_max_batches", "bound"): "with 1 nothing would be drawn again, which is `dynamic_sampling: filter`",
     ("dtype", "kind"): "`auto` and float16 are not offered; float32 is the default and keeps master weights",
     ("report_to", "kind"): "name each tracker, or none",
 }

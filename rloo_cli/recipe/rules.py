@@ -125,6 +125,13 @@ def _sampling_cap(context: Context) -> Iterator[Finding]:
         yield Finding("algorithm.importance_sampling_cap", "not read: importance_sampling_correction is none.", is_notice=True)
 
 
+@_rule("algorithm.dynamic_sampling", "algorithm.dynamic_sampling_max_batches")
+def _dynamic_sampling(context: Context) -> Iterator[Finding]:
+    mode = context.recipe.algorithm.dynamic_sampling
+    if mode != "resample" and context.is_changed("algorithm.dynamic_sampling_max_batches"):
+        yield Finding("algorithm.dynamic_sampling_max_batches", f"not read: dynamic_sampling is {mode}.", is_notice=True)
+
+
 @_rule("evaluation.eval_strategy", "evaluation.eval_on_start", "data.dataset_test_split")
 def _evaluation_split(context: Context) -> Iterator[Finding]:
     evaluation = context.recipe.evaluation

@@ -207,6 +207,14 @@ class TrainingSection(Section):
         None, description="Micro-steps that one generation batch serves; null = gradient_accumulation_steps, one optimizer step."
     )
     generation_batch_size: PositiveInt | None = Field(
+    dynamic_sampling: Literal["off", "filter", "resample"] = Field(
+        "off",
+        description="What becomes of groups whose completions all got the same reward: trained on like the others, left out of the step, or replaced by further prompts. docs/dynamic-sampling.md says what that optimises.",
+    )
+    dynamic_sampling_max_batches: Annotated[int, Field(ge=2, le=64)] = Field(
+        4,
+        description="Prompts that `resample` may draw for a generation batch, as a multiple of the batch; beyond, the step goes on with what it has.",
+    )
         None,
         description="Completions of a generation batch, over all processes: the other way to say steps_per_generation; a multiple of the completions of an optimizer step.",
     )

@@ -46,6 +46,11 @@ METRICS: dict[str, MetricKey] = {
     "completions/max_terminated_length": MetricKey("Longest of those; absent when there are none.", "tokens"),
     "groups/zero_std": MetricKey("Share of groups whose raw rewards are all equal (before KL).", "share"),
     "groups/no_signal": MetricKey("Groups with fewer than two scored completions.", "groups"),
+    "groups/dropped": MetricKey(
+        "Groups that `dynamic_sampling` left out of the training: no two of their rewards differ. Rewards and lengths are those of all groups.",
+        "groups",
+    ),
+    "groups/missing": MetricKey("Groups that the batch is short of, since nothing replaces those left out (any more).", "groups"),
     "rows/unscored": MetricKey("Completions without any reward: advantage 0, in nobody's baseline.", "rows"),
     "rows/skipped": MetricKey("Rows left out of the training pass because their advantage is 0; their gradient would be 0.", "rows"),
     "loss": MetricKey("The loss of the optimizer step.", "loss"),

@@ -23,7 +23,7 @@ COLUMNS = {
     "weights_version": ("int64", "Optimizer step of the weights that made it."),
     "reward": ("double", "Weighted sum of its rewards, before clipping and the KL penalty; null = unscored."),
     "kl": ("double", "KL estimate to the reference summed over the completion, nats; null = not computed."),
-    "advantage": ("double", "Leave-one-out advantage; null in evaluations."),
+    "advantage": ("double", "Leave-one-out advantage; null in evaluations, and in groups that dynamic_sampling left out."),
     "rewards/<name>": ("double", "One reward function's value; null = does not apply."),
     "extra/<column>": ("any", "A value that a reward function gave to log_extra; as JSON where a column mixes types."),
 }

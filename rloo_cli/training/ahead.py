@@ -26,10 +26,12 @@ class BatchOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """A generation batch with its rewards, in the order of its prompts."""
+    """A generation batch with its rewards, in the order of its prompts: as many as were drawn."""
 
     groups: Sequence[Group]
     rewards: Sequence[GroupRewards]
+    kept: Sequence[int]
+    """Indices of the groups that are trained on, ascending: all of them, unless `dynamic_sampling` left some out."""
     seconds: Mapping[str, float]
     """Wall time by phase, by its name in metrics.jsonl."""
 

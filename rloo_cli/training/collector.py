@@ -95,6 +95,7 @@ class Collector:
                 num_generations=len(members),
                 first_row=batch.first_row + p * batch.num_generations + members.start,
                 group_row=batch.first_row + p * batch.num_generations,
+                visual=batch.prompts[p].visual,
             )
             for p, members in own.items()
         ]
@@ -177,6 +178,12 @@ class Collector:
         return unfinished_rows(
             self._in_hand, error, self.rewards.names, weights_version=self.engine.weights_version, tokenizer=self.tokenizer
         )
+
+    @property
+    def first_row_in_hand(self) -> int:
+        """Row of that batch's first completion among all of the step."""
+        assert self._in_hand is not None
+        return self._in_hand.first_row
 
     def _placed(self, error: NonFiniteError) -> NonFiniteError:
         """The engine's error, which knows a row of the step, with the step and the prompt in its message."""

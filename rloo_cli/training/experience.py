@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -42,16 +42,19 @@ class Experience:
         return self.reward_PG.shape[1]
 
 
+NAN_FIELDS = ("kl_PG", "old_logp_PG", "advantage_PG")
+"""The tensors of an experience that the first optimizer step fills."""
+ROW_FIELDS = ("reward_PG", "is_scored_PG", "is_truncated_PG", "sampler_logp_PG", *NAN_FIELDS)
+"""All of its tensors, a value for each row."""
+
+
 def build_experience(step: int, groups: Sequence[Group], rewards: Sequence[GroupRewards], weights: Sequence[float]) -> Experience:
     """The experience of scored groups, nothing known yet about their log-probs under the trainer.
 
     Raises:
         RewardError: a reward is so large that sums over it would not be finite.
     """
-    values_FPG = torch.tensor([[[_number(v) for v in row] for row in scores.values] for scores in rewards], dtype=torch.float64).transpose(
-        0, 1
-    )
-    reward_PG, is_scored_PG = combine_rewards(values_FPG, ~values_FPG.isnan(), torch.tensor(weights, dtype=torch.float64))
+    reward_PG, is_scored_PG = weighted_rewards(rewards, weights)
     _refuse_huge(reward_PG, groups)
     unknown_PG = torch.full_like(reward_PG, float("nan"))
     return Experience(
@@ -66,6 +69,51 @@ def build_experience(step: int, groups: Sequence[Group], rewards: Sequence[Group
         old_logp_PG=unknown_PG,
         advantage_PG=unknown_PG,
     )
+
+
+def weighted_rewards(rewards: Sequence[GroupRewards], weights: Sequence[float]) -> tuple[torch.Tensor, torch.Tensor]:
+    """(weighted sum before clip and KL, float64, 0 where unscored; whether a row is scored), both [P, G]."""
+    values_FPG = torch.tensor([[[_number(v) for v in row] for row in scores.values] for scores in rewards], dtype=torch.float64).transpose(
+        0, 1
+    )
+    return combine_rewards(values_FPG, ~values_FPG.isnan(), torch.tensor(weights, dtype=torch.float64))
+
+
+def empty_experience(step: int, num_generations: int) -> Experience:
+    """The experience of a batch of which no group is left."""
+    value_PG, flag_PG = torch.zeros(0, num_generations, dtype=torch.float64), torch.zeros(0, num_generations, dtype=torch.bool)
+    return Experience(
+        step=step,
+        groups=(),
+        rewards=(),
+        reward_PG=value_PG,
+        is_scored_PG=flag_PG,
+        is_truncated_PG=flag_PG,
+        sampler_logp_PG=value_PG,
+        kl_PG=value_PG,
+        old_logp_PG=value_PG,
+        advantage_PG=value_PG,
+    )
+
+
+def select_groups(experience: Experience, indices: Sequence[int]) -> Experience:
+    """The experience of some of its groups, in the order of `indices`; of none of them too."""
+    chosen = torch.tensor(indices, dtype=torch.long)
+    return replace(
+        experience,
+        groups=tuple(experience.groups[p] for p in indices),
+        rewards=tuple(experience.rewards[p] for p in indices),
+        **{name: getattr(experience, name)[chosen] for name in ROW_FIELDS},
+    )
+
+
+def put_back(part: Experience, whole: Experience, indices: Sequence[int]) -> Experience:
+    """`whole` with what has become known of its groups `indices`, which `part` holds."""
+    known = {}
+    for name in NAN_FIELDS:
+        known[name] = getattr(whole, name).clone()
+        known[name][torch.tensor(indices, dtype=torch.long)] = getattr(part, name)
+    return replace(whole, **known)
 
 
 def _refuse_huge(reward_PG: torch.Tensor, groups: Sequence[Group]) -> None:

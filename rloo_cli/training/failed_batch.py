@@ -32,9 +32,11 @@ class BatchInHand:
 
 
 def keep_failed_batch(
-    folder: RunFolder, error: NonFiniteError, rows: Sequence[RolloutRow], *, step: int, weights_version: int
+    folder: RunFolder, error: NonFiniteError, rows: Sequence[RolloutRow], *, step: int, weights_version: int, first_row: int = 0
 ) -> NonFiniteError:
     """The error, its message ending with how to look at the batch, which is now on disk.
+
+    `first_row`: number of `rows[0]` among all rows of the step, by which the error tells its row.
 
     Where it cannot be written, the message says why: the first error is not hidden by a second.
     """
@@ -42,7 +44,7 @@ def keep_failed_batch(
     try:
         atomic.make_folder(path.parent)
         write_rollouts(path, rows)
-        atomic.write_json(path.with_suffix(".json"), _facts(error, rows, step=step, weights_version=weights_version))
+        atomic.write_json(path.with_suffix(".json"), _facts(error, rows, step=step, weights_version=weights_version, first_row=first_row))
         where = f"The batch is kept; look at it: rloo rollouts show {shlex.quote(str(path))}"
     except (StorageError, ArithmeticError, LookupError, TypeError, ValueError) as failure:
         where = f"The batch could not be kept ({failure})."
@@ -89,11 +91,12 @@ def _so_far(token_ids: Sequence[int], tokenizer: PreTrainedTokenizerBase) -> dic
     return {"completion": text, "completion_ids": token_ids or None, "logprobs": None, "finish_reason": None}
 
 
-def _facts(error: NonFiniteError, rows: Sequence[RolloutRow], *, step: int, weights_version: int) -> dict[str, Any]:
+def _facts(error: NonFiniteError, rows: Sequence[RolloutRow], *, step: int, weights_version: int, first_row: int) -> dict[str, Any]:
+    index = None if error.row is None else error.row - first_row
     return {
         "step": step,
         "row": error.row,
-        "prompt": rows[error.row].prompt_row if error.row is not None and error.row < len(rows) else None,
+        "prompt": rows[index].prompt_row if index is not None and 0 <= index < len(rows) else None,
         "token": error.token,
         "place": error.place,
         "value": None if error.value is None else str(error.value),  # JSON has no NaN

@@ -12,10 +12,8 @@ import torch
 from rloo_cli.errors import StorageError
 from rloo_cli.run.checkpoint import Checkpoint
 from rloo_cli.training.best import Best, best_of_document
-from rloo_cli.training.experience import Experience, build_experience
+from rloo_cli.training.experience import NAN_FIELDS, Experience, build_experience, empty_experience
 from rloo_cli.types import Completion, FinishReason, Group, GroupRewards, Prompt
-
-NAN_FIELDS = ("kl_PG", "old_logp_PG", "advantage_PG")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +23,8 @@ class RunPosition:
     step: int = 0
     next_prompt: int = 0
     """Position in the endless order of prompts."""
+    prompts_before: int = 0
+    """The same before the last step: whether an epoch ended with it follows."""
     num_tokens: int = 0
     """Prompt and completion tokens generated so far."""
     evaluated_step: int = -1
@@ -40,7 +40,7 @@ class RunPosition:
 
     def document(self) -> dict[str, Any]:
         """The position without the generation batch, as JSON."""
-        names = ("step", "next_prompt", "num_tokens", "evaluated_step", "evaluated_value", "uses")
+        names = ("step", "next_prompt", "prompts_before", "num_tokens", "evaluated_step", "evaluated_value", "uses")
         return {name: getattr(self, name) for name in names} | {"best": asdict(self.best) if self.best else None}
 
 
@@ -59,6 +59,8 @@ def load_experience(checkpoint: Checkpoint, weights: Sequence[float]) -> Experie
     document, tensors = checkpoint.load_document("experience"), checkpoint.load_tensors("experience")
     with checkpoint.understood("experience"):
         groups = [_group(entry) for entry in document["groups"]]
+        if not groups:
+            return empty_experience(document["step"], tensors["kl_PG"].shape[1])
         rewards = [
             GroupRewards(values=tuple(tuple(row) for row in entry["values"]), extras=entry["extras"]) for entry in document["rewards"]
         ]
@@ -88,6 +90,7 @@ def _position(document: Any) -> RunPosition:
 _POSITION_KINDS: Mapping[str, tuple[type, ...]] = {
     "step": (int,),
     "next_prompt": (int,),
+    "prompts_before": (int,),
     "num_tokens": (int,),
     "evaluated_step": (int,),
     "evaluated_value": (float, int, type(None)),

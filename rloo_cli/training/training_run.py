@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,9 +23,10 @@ from rloo_cli.run.signals import StopRequested
 from rloo_cli.training.ahead import BatchOrder, CheckStop, Collected, GenerationAhead
 from rloo_cli.training.best import better_of, choosing_value
 from rloo_cli.training.collector import Collector
+from rloo_cli.training.dynamic_sampling import collect_batch, sampling_metrics
 from rloo_cli.training.engines import give_weights
 from rloo_cli.training.evaluation import evaluate
-from rloo_cli.training.experience import build_experience
+from rloo_cli.training.experience import Experience, build_experience, put_back, select_groups
 from rloo_cli.training.failed_batch import keep_failed_batch
 from rloo_cli.training.final_model import save_final_model
 from rloo_cli.training.inputs import TrainingInputs
@@ -35,7 +36,7 @@ from rloo_cli.training.rollout_metrics import generated_tokens, kl_metrics, roll
 from rloo_cli.training.sampling import training_params
 from rloo_cli.training.state import RunPosition, save_experience
 from rloo_cli.training.update import Updater
-from rloo_cli.types import Prompt
+from rloo_cli.types import Group, GroupRewards, Prompt
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +81,8 @@ class TrainingRun:
         self._silent_batches = 0
         self._ahead = GenerationAhead(self._collect, inputs.stop.check) if self.recipe.training.async_steps else None
         self._working = position
+        self._drawn: Experience | None = None
+        self._kept: Sequence[int] = ()
         self._started = 0.0
 
     @property
@@ -102,28 +105,51 @@ class TrainingRun:
         self._start_next()
 
     def _generate(self, position: RunPosition) -> RunPosition:
-        step, count = position.step + 1, self.inputs.batch.prompts_per_generation
+        step = position.step + 1
         order = BatchOrder(step=step, first_prompt=position.next_prompt)
-        with self.inputs.progress.phase("generate"), self._failed_batch_kept(self.collector.rows_in_hand):
+        with (
+            self.inputs.progress.phase("generate"),
+            self._failed_batch_kept(self.collector.rows_in_hand, lambda: self.collector.first_row_in_hand),
+        ):
             collected = self._collect(order, self.inputs.stop.check) if self._ahead is None else self._ahead.take(order)
-        groups, rewards = collected.groups, collected.rewards
-        experience = build_experience(step, groups, rewards, [entry.weight for entry in self.recipe.rewards])
-        self._warn_of_failures(step, [line for scores in rewards for line in scores.failures])
-        self._row |= {**rollout_metrics(experience, self.inputs.rewards.names), **collected.seconds}
+        drawn = build_experience(step, collected.groups, collected.rewards, [entry.weight for entry in self.recipe.rewards])
+        self._warn_of_failures(step, [line for scores in collected.rewards for line in scores.failures])
+        self._row |= {**rollout_metrics(drawn, self.inputs.rewards.names), **self._sampling_metrics(collected), **collected.seconds}
         self._warn_of_silence(step)
-        tokens = position.num_tokens + sum(generated_tokens(experience))
-        return replace(position, experience=experience, uses=0, next_prompt=position.next_prompt + count, num_tokens=tokens)
+        self._drawn, self._kept = drawn, collected.kept
+        return replace(
+            position,
+            experience=select_groups(drawn, collected.kept),
+            uses=0,
+            next_prompt=position.next_prompt + len(collected.groups),
+            num_tokens=position.num_tokens + sum(generated_tokens(drawn)),
+        )
+
+    def _sampling_metrics(self, collected: Collected) -> dict[str, float]:
+        mode, wanted = self.recipe.algorithm.dynamic_sampling, self.inputs.batch.prompts_per_generation
+        return sampling_metrics(len(collected.groups), len(collected.kept), wanted, mode)
 
     def _collect(self, order: BatchOrder, check_stop: CheckStop) -> Collected:
-        groups, rewards, seconds = self.collector.collect(
-            self.collector.ranks.together(lambda: self._prompts(order.first_prompt, self.inputs.batch.prompts_per_generation, check_stop)),
-            training_params(self.recipe),
-            RandomKey(seed=self.recipe.training.seed, step=order.step),
-            step=order.step,
-            num_generations=self.inputs.batch.num_generations,
-            check_stop=check_stop,
+        algorithm, batch = self.recipe.algorithm, self.inputs.batch
+
+        def draw(first: int, count: int) -> tuple[list[Group], list[GroupRewards], dict[str, float]]:
+            return self.collector.collect(
+                self.collector.ranks.together(lambda: self._prompts(order.first_prompt + first, count, check_stop)),
+                training_params(self.recipe),
+                RandomKey(seed=self.recipe.training.seed, step=order.step),
+                step=order.step,
+                num_generations=batch.num_generations,
+                first_prompt=first,
+                check_stop=check_stop,
+            )
+
+        return collect_batch(
+            draw,
+            mode=algorithm.dynamic_sampling,
+            wanted=batch.prompts_per_generation,
+            most=batch.prompts_per_generation * algorithm.dynamic_sampling_max_batches,
+            weights=[entry.weight for entry in self.recipe.rewards],
         )
-        return Collected(groups=groups, rewards=rewards, seconds=seconds)
 
     def _start_next(self) -> None:
         """Begin the batch after the one at hand, where overlap is asked for and this step is the last that the one at hand serves."""
@@ -170,13 +196,17 @@ class TrainingRun:
         self._working = replace(self._working, step=step, experience=experience, uses=uses + 1)
 
     @contextlib.contextmanager
-    def _failed_batch_kept(self, rows: Callable[[NonFiniteError], list[RolloutRow]]) -> Iterator[None]:
+    def _failed_batch_kept(
+        self, rows: Callable[[NonFiniteError], list[RolloutRow]], first_row: Callable[[], int] = lambda: 0
+    ) -> Iterator[None]:
         """Keep the batch in hand in failed/ where a number of ours is not finite; the error then says how to look at it."""
         try:
             yield
         except NonFiniteError as error:
             step = max(self.step, int(self._row.get("step", 0)))
-            raise keep_failed_batch(self.inputs.folder, error, rows(error), step=step, weights_version=self.step) from error
+            raise keep_failed_batch(
+                self.inputs.folder, error, rows(error), step=step, weights_version=self.step, first_row=first_row()
+            ) from error
 
     def _trained_rows(self, error: NonFiniteError) -> list[RolloutRow]:
         return rollout_rows(self.updater.experience_in_hand(), self.inputs.rewards.names)
@@ -214,12 +244,19 @@ class TrainingRun:
             "perf/seconds/step": seconds,
             "perf/peak_memory_mb": peak_memory_mb(self.updater.accelerator.device),
         }
-        if first_use:
-            self._row["perf/tokens_per_second"] = generated_tokens(experience)[1] / seconds
+        everything = self._everything_drawn(experience) if first_use else None
+        if everything is not None:
+            self._row["perf/tokens_per_second"] = generated_tokens(everything)[1] / seconds
         is_last = self._working.step == self.inputs.total_steps
-        self._on_main(lambda recorder: recorder.step(self._row, experience if first_use else None, last=is_last))
-        used_up = self._working.uses == self.inputs.batch.uses
-        self.position = replace(self._working, experience=None, uses=0) if used_up else self._working
+        self._on_main(lambda recorder: recorder.step(self._row, everything, last=is_last))
+        done = replace(self._working, prompts_before=self.position.next_prompt)
+        self.position = replace(done, experience=None, uses=0) if done.uses == self.inputs.batch.uses else done
+
+    def _everything_drawn(self, experience: Experience) -> Experience:
+        """The batch with the groups that dynamic sampling left out of it."""
+        assert self._drawn is not None
+        drawn, self._drawn = self._drawn, None
+        return put_back(experience, drawn, self._kept)
 
     def evaluate_if_due(self) -> None:
         """Evaluate after this step where the recipe asks for it, once."""
@@ -227,7 +264,10 @@ class TrainingRun:
         if prompts is None or self.position.evaluated_step == step or not self._evaluation_due(step):
             return
         started = time.perf_counter()
-        with self.inputs.progress.phase("evaluate"), self._failed_batch_kept(self.collector.rows_in_hand):
+        with (
+            self.inputs.progress.phase("evaluate"),
+            self._failed_batch_kept(self.collector.rows_in_hand, lambda: self.collector.first_row_in_hand),
+        ):
             experience, metrics = evaluate(self.collector, prompts, self.recipe, self.inputs.rewards.names, step, self.inputs.stop.check)
         row = {"step": step, **metrics, "perf/seconds/evaluate": time.perf_counter() - started}
         self._on_main(lambda recorder: recorder.evaluation(row, experience))
@@ -254,12 +294,8 @@ class TrainingRun:
         """Whether `step` ends an interval: every n steps, or the step in which an epoch was completed."""
         if strategy == "steps":
             return step % every == 0
-        return strategy == "epoch" and self._epochs_after(step) > self._epochs_after(step - 1)
-
-    def _epochs_after(self, step: int) -> int:
-        batch = self.inputs.batch
-        generations = -(-step // (batch.steps_per_generation_batch * batch.num_iterations))
-        return generations * batch.prompts_per_generation // len(self.inputs.prompts)
+        count = len(self.inputs.prompts)
+        return strategy == "epoch" and self.position.next_prompt // count > self.position.prompts_before // count
 
     def save_if_due(self) -> None:
         """Save a checkpoint after this step where the recipe asks for one."""

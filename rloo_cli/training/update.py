@@ -212,8 +212,9 @@ class Updater:
     # Which rows
 
     def _groups_of_slice(self, experience: Experience, index: int) -> range:
-        per_slice = len(experience.groups) // self.settings.slices
-        return range(index * per_slice, (index + 1) * per_slice)
+        """The groups of one of the k optimizer steps of a pass: k shares of the same size, or nearly so where groups were left out."""
+        count, k = len(experience.groups), self.settings.slices
+        return range(count * index // k, count * (index + 1) // k)
 
     def _is_masked(self, experience: Experience) -> torch.Tensor:
         """Truncated rows that `mask_truncated_completions` leaves out of the loss, [P, G]."""
@@ -248,7 +249,7 @@ class Updater:
 
     def _score_beforehand(self, experience: Experience, step: int, *, everything: bool) -> Experience:
         """The experience with KL and old log-probs of the rows that the differentiated pass cannot serve in time."""
-        later = range(len(experience.groups) // self.settings.slices, len(experience.groups))
+        later = range(self._groups_of_slice(experience, 0).stop, len(experience.groups))
         beforehand = range(len(experience.groups)) if everything else later
         if not beforehand or not self._scores:
             return experience
