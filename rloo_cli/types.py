@@ -9,7 +9,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 Message = Mapping[str, Any]
 """One chat message, `{"role": "user", "content": "…"}`."""
@@ -35,6 +38,36 @@ class FinishReason(enum.StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EncodedImage:
+    """An image file as the data set holds it."""
+
+    data: bytes = field(repr=False)
+    """Of the file: PNG, JPEG, …"""
+    name: str
+    """The path that the data set gives; empty where it holds bytes alone."""
+    digest: str
+    """SHA-256 of `data`, hex."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class VisualInputs:
+    """The images of one prompt, ready for the model: kept once, whatever the number of its completions."""
+
+    images: tuple[EncodedImage, ...]
+    """In the order of their placeholders, at least one."""
+    tensors: Mapping[str, torch.Tensor]
+    """What the model's processor made of the pixels, by the name of the model's argument (`pixel_values`, `image_grid_thw`, …). Those of
+    several prompts are put together along the first axis, smaller ones padded with zeros at the ends of the others."""
+    token_types: Mapping[str, tuple[int, ...]]
+    """Arguments with a number for every token of the prompt (`mm_token_type_ids`); 0 for text."""
+
+    @property
+    def digest(self) -> str:
+        """Names the images: prompts of equal tokens and digest are equal to the model."""
+        return " ".join(image.digest for image in self.images)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prompt:
     """One row of the data set, ready for the model.
 
@@ -48,9 +81,11 @@ class Prompt:
     text: str
     """The content rendered by the chat template (or the string itself)."""
     token_ids: tuple[int, ...]
-    """The ids of `text`, length ≥ 1."""
+    """The ids of `text`, length ≥ 1; an image's placeholder stands as often as the model's processor repeats it."""
     columns: Mapping[str, Any]
     """Every further column of the row, handed to reward functions by name."""
+    visual: VisualInputs | None = None
+    """Its images; None where it has none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,6 +2,7 @@
 
 - A string without a system prompt stays a string: it is used as it is, no chat template; completions are strings.
 - Messages, and strings below a system prompt, become messages: the chat template renders them, completions are messages.
+- A message's content is a string, or parts for vision-language models: `{"type": "text", "text": …}` and `{"type": "image"}`.
 """
 
 from __future__ import annotations
@@ -52,7 +53,23 @@ def _message(item: Any, number: int) -> dict[str, Any]:
     if not isinstance(role, str) or not role:
         raise ValueError(f"message {number}: expected a role such as user, got {quote(role)}")
     if isinstance(content, list):
-        raise ValueError(f"message {number}: content in parts (text and images) is not in this version; make it one string")
+        return {**_further(item), "content": [_part(part, number) for part in content]}
     if not isinstance(content, str) and not (content is None and item.get("tool_calls")):
         raise ValueError(f"message {number}: expected a string as content, got {quote(content)}")
+    return _further(item)
+
+
+def _further(item: dict[str, Any]) -> dict[str, Any]:
     return {key: json_value(field) for key, field in item.items() if field is not None or key == "content"}
+
+
+def _part(part: Any, number: int) -> dict[str, Any]:
+    """A part of a content, its empty fields left out (a table gives every part all fields of any)."""
+    given = {key: field for key, field in part.items() if field is not None} if isinstance(part, dict) else {}
+    if given.get("type") == "text" and isinstance(given.get("text"), str):
+        return {key: json_value(field) for key, field in given.items()}
+    if given.get("type") == "image":
+        if further := sorted(given.keys() - {"type"}):
+            raise ValueError(f"message {number}: an image part with `{further[0]}`; the images come from the column `image` or `images`")
+        return given
+    raise ValueError(f"message {number}: expected a part of type text or image, got {quote(part)}")

@@ -11,7 +11,9 @@ from rloo_cli.data.chat import render_prompts
 from rloo_cli.data.content import prompt_content
 from rloo_cli.data.encoding import encode_texts
 from rloo_cli.data.problems import Problems, name_columns
+from rloo_cli.data.processor import VisualProcessor
 from rloo_cli.data.prompt_set import PromptSet
+from rloo_cli.data.row_images import RowImages, check_images, check_text_only, find_image_column
 from rloo_cli.data.rows import Rows
 from rloo_cli.data.sources import read_split, source_name
 from rloo_cli.errors import DataError
@@ -23,7 +25,6 @@ if TYPE_CHECKING:
 
 RESERVED_COLUMNS = ("prompts", "completions", "completion_ids", "trainer_state", "log_metric", "log_extra")
 """Arguments that reward functions get from us; a column of the same name would be one of them."""
-IMAGE_COLUMNS = ("image", "images")
 USUAL_NAMES = ("prompt", "question", "problem", "instruction", "query", "input", "messages", "text")
 """Columns that hold the prompt in data sets that people use."""
 MANY_CHARACTERS = 1 << 20
@@ -35,9 +36,15 @@ BATCH_CHARACTERS = 1 << 20
 
 
 def load_prompts(
-    data: DataSection, *, split: str, tokenizer: PreTrainedTokenizerBase, max_prompt_tokens: int, max_samples: int | None
+    data: DataSection,
+    *,
+    split: str,
+    tokenizer: PreTrainedTokenizerBase,
+    max_prompt_tokens: int,
+    max_samples: int | None,
+    visual: VisualProcessor | None = None,
 ) -> PromptSet:
-    """The prompts of a split's first `max_samples` rows, checked, rendered and tokenized.
+    """The prompts of a split's first `max_samples` rows, checked, rendered and tokenized. `visual`: of a model that reads images.
 
     `max_prompt_tokens` bounds every prompt; longer ones are an error or left out and counted, as `data.overlong_prompts` says.
 
@@ -48,23 +55,29 @@ def load_prompts(
     problems = Problems()
     rows = read_split(data, split, problems, limit=max_samples)
     source = source_name(data, split)
-    _check_columns(rows, data, source, problems)
+    image_column = find_image_column(rows, source, visual)
+    images = RowImages(rows, data, visual, image_column) if visual is not None else None
+    _check_columns(rows, data, source, problems, image_column)
     values = rows.column(data.prompt_column)
     is_chat = _check_contents(values, rows, data, problems)
     problems.raise_if_any()
+    _check_parts(values, rows, data, images, problems)
     contents = (prompt_content(value, data.system_prompt) for value in values)
     if is_chat:
-        texts = _rendered(cast("Iterator[Sequence[Message]]", contents), rows, data, tokenizer)
+        messages = cast("Iterator[Sequence[Message]]", contents)
+        if images is not None:
+            messages = (images.messages(row, each) for row, each in enumerate(messages))
+        texts = _rendered(messages, rows, data, tokenizer)
     else:
         texts = cast("Iterator[str]", contents)
-    prompts = PromptSet(rows, data, source)
-    _tokenize(texts, rows, prompts, data, tokenizer, max_prompt_tokens, is_chat=is_chat)
+    prompts = PromptSet(rows, data, source, images)
+    _tokenize(texts, rows, prompts, data, tokenizer, max_prompt_tokens, images, is_chat=is_chat)
     if not len(prompts):
         raise DataError(f"{source}: every prompt is longer than {max_prompt_tokens:,} tokens; raise data.max_prompt_length.")
     return prompts
 
 
-def _check_columns(rows: Rows, data: DataSection, source: str, problems: Problems) -> None:
+def _check_columns(rows: Rows, data: DataSection, source: str, problems: Problems, image_column: str | None) -> None:
     """Refuse a split without rows or prompt column, and columns that reward functions cannot get."""
     if not len(rows):
         problems.raise_if_any()
@@ -75,10 +88,12 @@ def _check_columns(rows: Rows, data: DataSection, source: str, problems: Problem
     for name in rows.columns:
         if name != data.prompt_column and name in RESERVED_COLUMNS:
             raise DataError(f"{source}: column `{name}` has the name of an argument that every reward function gets; rename it.")
-        if name in IMAGE_COLUMNS:
-            raise DataError(f"{source}: column `{name}`: images are not in this version; remove or rename the column.")
     for name, what in rows.binary_columns().items():
-        raise DataError(f"{source}: column `{name}` holds {what}, which reward functions cannot get in this version; remove the column.")
+        if name != image_column:
+            raise DataError(
+                f"{source}: column `{name}` holds {what}, which reward functions cannot get; remove the column. Images of the prompts come "
+                "from a column named `image` or `images`."
+            )
 
 
 def _suggest(data: DataSection, columns: Sequence[str]) -> str:
@@ -104,6 +119,15 @@ def _check_contents(values: Sequence[Any], rows: Rows, data: DataSection, proble
                 rows.place(index), f"`{data.prompt_column}` is {kinds[is_messages]}, but {kinds[first[1]]} at {first[0]}; keep to one kind"
             )
     return first is not None and (first[1] or data.system_prompt is not None)
+
+
+def _check_parts(values: Sequence[Any], rows: Rows, data: DataSection, images: RowImages | None, problems: Problems) -> None:
+    """Raise DataError where images do not fit their messages, or a model of text gets content in parts."""
+    if images is not None:
+        check_images([prompt_content(value, data.system_prompt) for value in values], rows, images, problems)
+    elif any(isinstance(value, list) for value in values):
+        check_text_only([prompt_content(value, data.system_prompt) for value in values], rows, problems)
+    problems.raise_if_any()
 
 
 def _misspelt(rows: Rows, index: int, data: DataSection) -> str:
@@ -150,11 +174,12 @@ def _tokenize(
     data: DataSection,
     tokenizer: PreTrainedTokenizerBase,
     max_prompt_tokens: int,
+    images: RowImages | None,
     *,
     is_chat: bool,
 ) -> None:
     """Fill `prompts`, or tell which ones are empty or too long."""
-    empty, too_long = Problems(), Problems()
+    empty, too_long, unreadable = Problems(), Problems(), Problems()
 
     def fitting() -> Iterator[tuple[int, str]]:
         """Texts that are worth tokenizing: that takes 150 bytes of memory a character."""
@@ -168,13 +193,26 @@ def _tokenize(
     for batch in _batches(fitting()):
         encoded = encode_texts([text for _, text in batch], tokenizer=tokenizer, is_templated=is_chat)
         for (row, text), ids in zip(batch, encoded, strict=True):
+            if images is not None and images.column is not None:
+                ids = _with_images(row, text, ids, rows, images, unreadable)
             if not ids:
                 empty.add(rows.place(row), "the prompt has no tokens")
             elif len(ids) > max_prompt_tokens:
                 too_long.add(rows.place(row), f"the prompt has {len(ids):,} tokens; {max_prompt_tokens:,} is the most")
             else:
                 prompts.append(row, ids, text if is_chat else None)
+    unreadable.raise_if_any()
     empty.raise_if_any()
     if data.overlong_prompts == "error":
         too_long.raise_if_any("Raise data.max_prompt_length, or leave such prompts out with `overlong_prompts: drop`.")
     prompts.dropped = len(too_long)
+
+
+def _with_images(row: int, text: str, ids: list[int], rows: Rows, images: RowImages, unreadable: Problems) -> list[int]:
+    """The ids of a prompt whose images take their places in it; as they are where the row has no image, or one that cannot be read."""
+    try:
+        made = images.encode(row, text)
+    except ValueError as error:
+        unreadable.add(rows.place(row), f"`{images.column}` {error}")
+        return ids
+    return ids if made is None else made[0]

@@ -6,14 +6,17 @@ import functools
 import hashlib
 import json
 from array import array
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from rloo_cli.data.content import prompt_content
+from rloo_cli.data.row_images import RowImages
 from rloo_cli.data.rows import Rows
+from rloo_cli.errors import DataError
 from rloo_cli.recipe.schema import DataSection
-from rloo_cli.types import Prompt, PromptContent
+from rloo_cli.types import Prompt, PromptContent, VisualInputs
 
 
 class PromptSet:
@@ -23,13 +26,15 @@ class PromptSet:
     a `Prompt` is made when it is asked for.
     """
 
-    def __init__(self, rows: Rows, data: DataSection, source: str) -> None:
+    def __init__(self, rows: Rows, data: DataSection, source: str, images: RowImages | None = None) -> None:
+        """`images`: of the rows, for a model that reads them."""
         self.source = source
         """Where the prompts come from, for messages."""
         self.dropped = 0
         """Prompts left out as too long."""
         self._rows = rows
         self._data = data
+        self._images = images if images is not None and images.column is not None else None
         self._kept = array("q")
         self._ids = array("i")
         self._id_ends = array("q")
@@ -53,10 +58,39 @@ class PromptSet:
             raise IndexError(f"prompt {index} of {len(self)}")
         content, columns = self._content_and_columns(index)
         ids = self._ids[_start(self._id_ends, index) : self._id_ends[index]]
-        return Prompt(row=index, content=content, text=self._text(index, content), token_ids=tuple(ids), columns=columns)
+        text = self._text(index, content)
+        visual = None
+        if self._images is not None:
+            visual = self._visual(index, text, ids)
+            columns[self._images.column or ""] = self._images.for_rewards(visual.images if visual is not None else ())
+        return Prompt(row=index, content=content, text=text, token_ids=tuple(ids), columns=columns, visual=visual)
+
+    def _visual(self, index: int, text: str, ids: Sequence[int]) -> VisualInputs | None:
+        """The prompt's images, read again.
+
+        Raises:
+            DataError: they are no longer those that were there when the prompts were loaded.
+        """
+        assert self._images is not None
+        try:
+            made = self._images.encode(self._kept[index], text)
+        except ValueError as error:
+            raise DataError(f"{self.place(index)}: `{self._images.column}` {error}.") from error
+        if made is None:
+            return None
+        if list(ids) != made[0]:
+            raise DataError(f"{self.place(index)}: the image has another size than when the prompts were loaded; leave the files alone.")
+        return made[1]
+
+    @property
+    def first_with_images(self) -> int | None:
+        """The first prompt that has images; None where none has."""
+        if self._images is None:
+            return None
+        return next((index for index, row in enumerate(self._kept) if self._images.read(row)), None)
 
     def _content_and_columns(self, index: int) -> tuple[PromptContent, dict[str, Any]]:
-        columns = self._rows.row(self._kept[index])
+        columns = self._rows.row(self._kept[index], without=self._images.column if self._images is not None else None)
         return prompt_content(columns.pop(self._data.prompt_column), self._data.system_prompt), columns
 
     def _text(self, index: int, content: PromptContent) -> str:
@@ -102,6 +136,8 @@ class PromptSet:
         digest = hashlib.sha256()
         for index in range(len(self)):
             digest.update(json.dumps(self._content_and_columns(index), sort_keys=True).encode() + b"\n")
+            for image in self._images.read(self._kept[index]) if self._images is not None else ():
+                digest.update(image.digest.encode())
         return digest.hexdigest()
 
 

@@ -28,8 +28,12 @@ class Rows(Protocol):
 
     def __len__(self) -> int: ...
 
-    def row(self, index: int) -> dict[str, Any]:
-        """All columns of one row."""
+    def row(self, index: int, without: str | None = None) -> dict[str, Any]:
+        """All columns of one row but the one that is named."""
+        ...
+
+    def cell(self, index: int, name: str) -> Any:
+        """One cell as it was read, which may hold bytes."""
         ...
 
     def column(self, name: str) -> list[Any]:
@@ -84,9 +88,13 @@ class ListRows:
                 if len(column) == count:
                     column.append(None)
 
-    def row(self, index: int) -> dict[str, Any]:
-        """All columns of one row."""
-        return {name: column[index] for name, column in self.values.items()}
+    def row(self, index: int, without: str | None = None) -> dict[str, Any]:
+        """All columns of one row but the one that is named."""
+        return {name: column[index] for name, column in self.values.items() if name != without}
+
+    def cell(self, index: int, name: str) -> Any:
+        """One cell as it was read."""
+        return self.values[name][index]
 
     def column(self, name: str) -> list[Any]:
         """All rows of one column."""
@@ -116,10 +124,15 @@ class TableRows:
     def __len__(self) -> int:
         return int(self.table.num_rows)
 
-    def row(self, index: int) -> dict[str, Any]:
-        """All columns of one row."""
-        (row,) = self.table.slice(index, 1).to_pylist()
+    def row(self, index: int, without: str | None = None) -> dict[str, Any]:
+        """All columns of one row but the one that is named."""
+        row_table = self.table.slice(index, 1)
+        (row,) = (row_table if without is None else row_table.drop_columns([without])).to_pylist()
         return {name: json_value(value) for name, value in row.items()}
+
+    def cell(self, index: int, name: str) -> Any:
+        """One cell as it was read, which may hold bytes."""
+        return self.table.column(name)[index].as_py()
 
     def column(self, name: str) -> list[Any]:
         """All rows of one column."""

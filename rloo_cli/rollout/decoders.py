@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import accumulate, groupby
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +16,9 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from rloo_cli.rollout.kv_cache import KVCache, Run
+from rloo_cli.rollout.shared_attention import DecodeUnsupportedError
+from rloo_cli.rollout.visual import has_own_positions, model_arguments, visual_arguments
+from rloo_cli.types import VisualInputs
 
 CheckStop = Callable[[], None] | None
 
@@ -27,9 +30,14 @@ class Decoder(Protocol):
     """Logits of the next token, step by step."""
 
     def prefill(
-        self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Sequence[int], longest: int, check_stop: CheckStop = None
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        prompt_of_row: Sequence[int],
+        longest: int,
+        check_stop: CheckStop = None,
+        visuals: Sequence[VisualInputs | None] = (),
     ) -> torch.Tensor:
-        """Logits [n, V] after each row's prompt. `longest`: most completion tokens to come; `check_stop` raises to give up."""
+        """Logits [n, V] after each row's prompt. `longest`: most completion tokens to come; `check_stop` raises to give up; `visuals`: the prompts' images, () = none."""
         ...
 
     def step(self, tokens_n: torch.Tensor) -> torch.Tensor:
@@ -53,12 +61,17 @@ class PackedDecoder:
         self.positions_n1: torch.Tensor
 
     def prefill(
-        self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Sequence[int], longest: int, check_stop: CheckStop = None
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        prompt_of_row: Sequence[int],
+        longest: int,
+        check_stop: CheckStop = None,
+        visuals: Sequence[VisualInputs | None] = (),
     ) -> torch.Tensor:
         """Logits [n, V] after each row's prompt. Prompts come sorted by length; a stop is looked for between chunks of them."""
         lengths = [len(prompt) for prompt in prompts]
         self.cache = KVCache(lengths, prompt_of_row, longest=longest)
-        logits_PV = torch.cat([self._prefill_chunk(prompts, chunk, check_stop) for chunk in _chunks(lengths)])
+        logits_PV = torch.cat([self._prefill_chunk(prompts, chunk, check_stop, visuals) for chunk in _chunks(lengths)])
         self.cache.start_rows()
         index_n = torch.tensor(prompt_of_row, device=logits_PV.device)
         self.positions_n1 = torch.tensor(lengths, device=logits_PV.device)[index_n].unsqueeze(1)
@@ -76,7 +89,9 @@ class PackedDecoder:
         self.cache.reorder(order_n)
         self.positions_n1 = self.positions_n1[torch.from_numpy(order_n).to(self.positions_n1.device)]
 
-    def _prefill_chunk(self, prompts: Sequence[tuple[int, ...]], chunk: range, check_stop: CheckStop) -> torch.Tensor:
+    def _prefill_chunk(
+        self, prompts: Sequence[tuple[int, ...]], chunk: range, check_stop: CheckStop, visuals: Sequence[VisualInputs | None]
+    ) -> torch.Tensor:
         if chunk.start and check_stop is not None:
             check_stop()
         device = self.model.device
@@ -85,8 +100,21 @@ class PackedDecoder:
         tokens_1N = torch.tensor([[token for p in chunk for token in prompts[p]]], device=device)
         positions_1N = torch.cat([torch.arange(length) for length in lengths])[None].to(device)
         last_P = torch.tensor(lengths, device=device).cumsum(0) - 1
-        logits_1PV = self._forward(tokens_1N, positions_1N, logits_to_keep=last_P)
+        images = self._images(visuals[chunk.start : chunk.stop], lengths)
+        logits_1PV = self._forward(tokens_1N, positions_1N, logits_to_keep=last_P, **images)
         return logits_1PV[0] if logits_1PV.shape[1] == len(lengths) else logits_1PV[0, last_P]
+
+    def _images(self, visuals: Sequence[VisualInputs | None], lengths: Sequence[int]) -> dict[str, torch.Tensor]:
+        """The arguments of a chunk's images.
+
+        Raises:
+            DecodeUnsupportedError: the model has positions of its own for prompts with images.
+        """
+        starts = [0, *accumulate(lengths)]
+        placed = [(visual, 0, start) for visual, start in zip(visuals, starts, strict=False) if visual is not None]
+        if placed and has_own_positions(self.model):
+            raise DecodeUnsupportedError("its positions depend on the images")
+        return model_arguments(self.model, visual_arguments(placed, (1, starts[-1]))) if placed else {}
 
     def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, **kwargs: torch.Tensor) -> torch.Tensor:
         return self.model(input_ids=tokens, position_ids=positions, use_cache=False, rollout_cache=self.cache, **kwargs).logits
@@ -111,7 +139,12 @@ class PlainDecoder:
         return all(type(layer) in (DynamicLayer, DynamicSlidingWindowLayer) for layer in DynamicCache(config=model.config).layers)
 
     def prefill(
-        self, prompts: Sequence[tuple[int, ...]], prompt_of_row: Sequence[int], longest: int, check_stop: CheckStop = None
+        self,
+        prompts: Sequence[tuple[int, ...]],
+        prompt_of_row: Sequence[int],
+        longest: int,
+        check_stop: CheckStop = None,
+        visuals: Sequence[VisualInputs | None] = (),
     ) -> torch.Tensor:
         """Logits [n, V] after each row's prompt, from one forward pass."""
         device, width = self.model.device, max(len(prompt) for prompt in prompts)
@@ -121,10 +154,19 @@ class PlainDecoder:
         mask_PS = (columns_S >= width - lengths_P1).long()
         positions_PS = (columns_S - (width - lengths_P1)).clamp(min=0)
         self.cache = DynamicCache(config=self.model.config)
-        logits_PV = self._forward(tokens_PS, positions_PS, mask_PS)
+        placed = [(visual, p, width - len(prompts[p])) for p, visual in enumerate(visuals) if visual is not None]
+        next_P1 = lengths_P1
+        if placed:
+            images = model_arguments(self.model, visual_arguments(placed, (len(prompts), width)))
+            own_positions = has_own_positions(self.model)
+            logits_PV = self._forward(tokens_PS, None if own_positions else positions_PS, mask_PS, **images)
+            if own_positions:  # an image takes fewer positions than it has tokens
+                next_P1 = lengths_P1 + self.model.base_model.rope_deltas
+        else:
+            logits_PV = self._forward(tokens_PS, positions_PS, mask_PS)
         index_n = torch.tensor(prompt_of_row, device=device)
         self.cache.batch_select_indices(index_n)
-        self.attention_mask, self.positions_n1 = mask_PS[index_n], lengths_P1[index_n]
+        self.attention_mask, self.positions_n1 = mask_PS[index_n], next_P1[index_n]
         return logits_PV[index_n]
 
     def step(self, tokens_n: torch.Tensor) -> torch.Tensor:
@@ -140,9 +182,15 @@ class PlainDecoder:
         self.cache.batch_select_indices(index_n)
         self.attention_mask, self.positions_n1 = self.attention_mask[index_n], self.positions_n1[index_n]
 
-    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    def _forward(self, tokens: torch.Tensor, positions: torch.Tensor | None, mask: torch.Tensor, **images: torch.Tensor) -> torch.Tensor:
         output = self.model(
-            input_ids=tokens, position_ids=positions, attention_mask=mask, past_key_values=self.cache, use_cache=True, logits_to_keep=1
+            input_ids=tokens,
+            position_ids=positions,
+            attention_mask=mask,
+            past_key_values=self.cache,
+            use_cache=True,
+            logits_to_keep=1,
+            **images,
         )
         return output.logits[:, -1]
 

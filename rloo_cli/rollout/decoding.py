@@ -14,19 +14,27 @@ from rloo_cli.rollout.decoders import CheckStop, Decoder
 from rloo_cli.rollout.engine import GenerationRequest, RandomKey, SamplingParams
 from rloo_cli.rollout.rows import Rows, compact
 from rloo_cli.rollout.sampling import Sampler
+from rloo_cli.rollout.visual import model_arguments, visual_arguments
+from rloo_cli.types import VisualInputs
 
 
-def distinct_prompts(requests: Sequence[GenerationRequest]) -> tuple[list[tuple[int, ...]], list[int]]:
-    """The different prompts, shortest first, and for every row the index of its own."""
-    prompts = sorted({tuple(request.token_ids) for request in requests}, key=lambda prompt: (len(prompt), prompt))
-    index = {prompt: p for p, prompt in enumerate(prompts)}
-    return prompts, [index[tuple(request.token_ids)] for request in requests for _ in range(request.num_generations)]
+def distinct_prompts(requests: Sequence[GenerationRequest]) -> tuple[list[tuple[int, ...]], list[VisualInputs | None], list[int]]:
+    """The different prompts, shortest first, their images, and for every row the index of its own."""
+    visual_of = {_key(request): request.visual for request in requests}
+    keys = sorted(visual_of, key=lambda key: (len(key[0]), key))
+    index = {key: p for p, key in enumerate(keys)}
+    of_row = [index[_key(request)] for request in requests for _ in range(request.num_generations)]
+    return [prompt for prompt, _ in keys], [visual_of[key] for key in keys], of_row
+
+
+def _key(request: GenerationRequest) -> tuple[tuple[int, ...], str]:
+    return tuple(request.token_ids), "" if request.visual is None else request.visual.digest
 
 
 def decode(decoder: Decoder, rows: Rows, params: SamplingParams, key: RandomKey, check_stop: CheckStop) -> None:
     """Fill `rows`; rows that end leave the batch."""
-    prompts, prompt_of_row = distinct_prompts(rows.requests)
-    logits_nV = decoder.prefill(prompts, prompt_of_row, int(rows.limit_of_row.max()), check_stop)
+    prompts, visuals, prompt_of_row = distinct_prompts(rows.requests)
+    logits_nV = decoder.prefill(prompts, prompt_of_row, int(rows.limit_of_row.max()), check_stop, visuals)
     sampler = Sampler(params, key, rows.number_of_row, [prompts[p] for p in prompt_of_row], vocabulary=logits_nV.shape[-1])
     while True:
         if check_stop is not None:
@@ -51,7 +59,9 @@ def generate_by_transformers(model: PreTrainedModel, rows: Rows, params: Samplin
     for length in np.unique(lengths):
         members = np.flatnonzero(lengths == length)
         rows.restart(members)
-        prompts = [tuple(rows.requests[rows.request_of_row[row]].token_ids) for row in members]
+        requests = [rows.requests[rows.request_of_row[row]] for row in members]
+        prompts = [tuple(request.token_ids) for request in requests]
+        placed = [(request.visual, n, 0) for n, request in enumerate(requests) if request.visual is not None]
         hook = _GenerateHook(rows, params, key, prompts, check_stop)
         longest = int(rows.limit_of_row[members].max())
         tokens = torch.tensor(prompts, device=model.device)
@@ -62,6 +72,7 @@ def generate_by_transformers(model: PreTrainedModel, rows: Rows, params: Samplin
                 generation_config=GenerationConfig(do_sample=False, max_new_tokens=longest, eos_token_id=-1, pad_token_id=0),
                 logits_processor=LogitsProcessorList([hook.choose]),
                 stopping_criteria=StoppingCriteriaList([hook.is_done]),
+                **model_arguments(model, visual_arguments(placed, tokens.shape)),
             )
 
 

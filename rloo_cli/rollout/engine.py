@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from rloo_cli.types import Completion
+from rloo_cli.types import Completion, VisualInputs
 
 if TYPE_CHECKING:
     import torch
@@ -44,6 +44,8 @@ class GenerationRequest:
     """Row number, within the step, of the first of these completions; row `first_row + g` draws the random numbers of (seed, step, that row)."""
     group_row: int | None = None
     """Row number of the group's very first completion, where another rank makes that one; None = `first_row`."""
+    visual: VisualInputs | None = None
+    """The prompt's images."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,8 @@ from rloo_cli.rollout.decoding import decode, generate_by_transformers
 from rloo_cli.rollout.engine import GenerationRequest, OnGroup, RandomKey, SamplingParams
 from rloo_cli.rollout.rows import Rows
 from rloo_cli.rollout.shared_attention import DECODE, DecodeUnsupportedError
-from rloo_cli.types import Completion
+from rloo_cli.rollout.visual import literal_tokens, model_arguments, text_part, visual_arguments
+from rloo_cli.types import Completion, VisualInputs
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +60,7 @@ class TransformersEngine:
         self._model: PreTrainedModel | None = model if self._copy is None else self._copy.model
         self._probe_model: PreTrainedModel | None = model if layout == "auto" and model.device.type != "meta" else None
         self._layout: Layout = layout
+        self._visual_layout: Layout = layout  # of batches with images, which a model may treat otherwise
 
     @property
     def layout(self) -> Layout:
@@ -88,21 +90,33 @@ class TransformersEngine:
         """The completions of each request, in order; see `engine.Engine`."""
         if not requests:
             return []
-        if self._layout == "auto":
-            self.decide_layout(requests[0].token_ids, params.max_new_tokens)
+        layout = self._layout_for(requests, params.max_new_tokens)
         rows = self._rows(requests, params, on_group)
-        self._run(self.model, self._layout, rows, params, key, check_stop)
+        self._run(self.model, layout, rows, params, key, check_stop)
         return rows.results()
+
+    def _layout_for(self, requests: Sequence[GenerationRequest], max_new_tokens: int | None) -> Layout:
+        with_images = next((request for request in requests if request.visual is not None), None)
+        if with_images is None:
+            return self.decide_layout(requests[0].token_ids, max_new_tokens)
+        if self._visual_layout == "auto":
+            self._visual_layout = self._decided(with_images, max_new_tokens)
+        return self._visual_layout
 
     def decide_layout(self, prompt_ids: tuple[int, ...], max_new_tokens: int | None) -> Layout:
         """packed where it gives the plain log-probs on a few rows of real length, else plain; one log line says so."""
         if self._layout == "auto":
-            reason = self._why_not_packed(self._probe_model or self.model, prompt_ids, min(max_new_tokens or PROBE_TOKENS, PROBE_TOKENS))
-            if reason:
-                logger.info("rollouts: plain layout, since %s", reason)
-            self._layout = "plain" if reason else "packed"
+            self._layout = self._decided(GenerationRequest(token_ids=prompt_ids, num_generations=1, first_row=0), max_new_tokens)
         self._probe_model = None
         return self._layout
+
+    def _decided(self, request: GenerationRequest, max_new_tokens: int | None) -> Layout:
+        length = min(max_new_tokens or PROBE_TOKENS, PROBE_TOKENS)
+        reason = self._why_not_packed(self._probe_model or self.model, request.token_ids, length, request.visual)
+        self._probe_model = None
+        if reason:
+            logger.info("rollouts%s: plain layout, since %s", " with images" if request.visual is not None else "", reason)
+        return "plain" if reason else "packed"
 
     def load_weights(self, named_tensors: Iterable[tuple[str, torch.Tensor]], version: int) -> None:
         """Copy new weights into the decode copy; an engine that shares the trainer's model only notes the version.
@@ -147,7 +161,7 @@ class TransformersEngine:
             else:
                 generate_by_transformers(model, rows, params, key, check_stop)
 
-    def _why_not_packed(self, model: PreTrainedModel, prompt_ids: tuple[int, ...], length: int) -> str | None:
+    def _why_not_packed(self, model: PreTrainedModel, prompt_ids: tuple[int, ...], length: int, visual: VisualInputs | None) -> str | None:
         """None where packed and plain agree; else the reason in words."""
         unknown = set(getattr(model.config.get_text_config(), "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
         if unknown or not PlainDecoder.can_run(model):
@@ -155,7 +169,7 @@ class TransformersEngine:
                 f"{type(model).__name__} has layers whose state is not plain keys and values ({', '.join(sorted(unknown)) or 'its cache'})"
             )
         params = SamplingParams(max_new_tokens=length)
-        request = GenerationRequest(token_ids=prompt_ids, num_generations=PROBE_ROWS, first_row=0)
+        request = GenerationRequest(token_ids=prompt_ids, num_generations=PROBE_ROWS, first_row=0, visual=visual)
         context = context_length(model)
         rows = Rows([request], params, tokenizer=self.tokenizer, eos_ids=(), context=context, version=0, on_group=None)
         try:
@@ -164,7 +178,7 @@ class TransformersEngine:
             raise
         except UNSUPPORTED as error:
             return f"{type(model).__name__} cannot share prompts: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
-        gap = (_score(model, prompt_ids, rows.results()[0]) - torch.tensor([c.logprobs for c in rows.results()[0]])).abs()
+        gap = (_score(model, prompt_ids, rows.results()[0], visual) - torch.tensor([c.logprobs for c in rows.results()[0]])).abs()
         exact = next(model.parameters()).dtype in (torch.float32, torch.float64)
         agrees = gap.max() <= AGREEMENT if exact else gap.mean() <= AGREEMENT_LOW
         if not agrees:
@@ -184,11 +198,17 @@ def context_length(model: PreTrainedModel) -> int | None:
     return getattr(model.config.get_text_config(), "max_position_embeddings", None)
 
 
-def _score(model: PreTrainedModel, prompt_ids: tuple[int, ...], completions: Sequence[Completion]) -> torch.Tensor:
+def _score(
+    model: PreTrainedModel, prompt_ids: tuple[int, ...], completions: Sequence[Completion], visual: VisualInputs | None
+) -> torch.Tensor:
     """Log-probs [rows, T] of equally long completions, by a plain forward pass."""
     tokens = torch.tensor([prompt_ids + completion.token_ids for completion in completions], device=model.device)
-    with _sampling(model, inference=False):
-        logits = model(input_ids=tokens, use_cache=False).logits[:, len(prompt_ids) - 1 : -1].float()
+    placed = [(visual, n, 0) for n in range(len(completions))] if visual is not None else []
+    images = model_arguments(model, visual_arguments(placed, tokens.shape)) if placed else {}
+    is_completion = (torch.arange(tokens.shape[1], device=model.device) >= len(prompt_ids)).expand_as(tokens)
+    literal_L = is_completion.flatten().nonzero()[:, 0] if placed else tokens.new_empty(0)
+    with _sampling(model, inference=False), literal_tokens(model, tokens, literal_L) as input_ids:
+        logits = model(input_ids=input_ids, use_cache=False, **images).logits[:, len(prompt_ids) - 1 : -1].float()
     return logits.log_softmax(-1).gather(2, tokens[:, len(prompt_ids) :, None]).squeeze(2).cpu()
 
 
@@ -208,8 +228,8 @@ def _sampling(model: PreTrainedModel, *, inference: bool) -> Iterator[None]:
 
 @contextmanager
 def _attention(model: PreTrainedModel, name: str) -> Iterator[None]:
-    """Another attention implementation for a while, in every sub-config."""
-    configs = {id(module.config): module.config for module in model.modules() if isinstance(module, PreTrainedModel)}
+    """Another attention implementation of the text for a while, in every sub-config."""
+    configs = {id(module.config): module.config for module in text_part(model).modules() if isinstance(module, PreTrainedModel)}
     before = [(config, config._attn_implementation) for config in configs.values()]
     for config, _ in before:
         config._attn_implementation = name

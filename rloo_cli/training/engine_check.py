@@ -12,6 +12,7 @@ from rloo_cli.algorithm.kl import sum_by_row
 from rloo_cli.algorithm.loss import effective_sample_size
 from rloo_cli.data.order import prompt_row
 from rloo_cli.rollout.engine import GenerationRequest, RandomKey
+from rloo_cli.training.adapter import plain_tensors
 from rloo_cli.training.engines import give_weights
 from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.microbatches import GroupRows, build_scoring_batch
@@ -54,7 +55,7 @@ def check_engine(inputs: TrainingInputs) -> EngineCheck:
             decide(inputs, policy, device)
             engine = device.maker.make(model)
         started = time.perf_counter()
-        give_weights(engine, iter(model.state_dict().items()), 0, device.ranks)
+        give_weights(engine, plain_tensors(model), 0, device.ranks)
         synced = time.perf_counter()
         requests = _requests(inputs)
         key = RandomKey(seed=inputs.recipe.training.seed, step=1)
@@ -81,8 +82,10 @@ def _requests(inputs: TrainingInputs) -> list[GenerationRequest]:
         prompt_row(position, num_prompts=total, seed=inputs.recipe.training.seed, shuffle=data.shuffle_dataset)
         for position in range(min(MOST_PROMPTS, inputs.batch.prompts_per_generation))
     ]
+    prompts = [inputs.prompts[row] for row in rows]
     return [
-        GenerationRequest(token_ids=inputs.prompts[row].token_ids, num_generations=group, first_row=i * group) for i, row in enumerate(rows)
+        GenerationRequest(token_ids=prompt.token_ids, num_generations=group, first_row=i * group, visual=prompt.visual)
+        for i, prompt in enumerate(prompts)
     ]
 
 
@@ -94,7 +97,8 @@ def _gaps(
     gaps, ours, theirs = [], [], []
     for request, completions in zip(requests, groups, strict=True):
         rows = tuple(range(len(completions)))
-        piece = GroupRows(group=0, prompt_ids=request.token_ids, rows=rows, completion_ids=tuple(c.token_ids for c in completions))
+        ids = tuple(c.token_ids for c in completions)
+        piece = GroupRows(group=0, prompt_ids=request.token_ids, rows=rows, completion_ids=ids, visual=request.visual)
         batch = build_scoring_batch([piece], policy.layout, device)
         logp_N, _ = policy(batch)
         sampled = [value for row in batch.rows for value in completions[row].logprobs]

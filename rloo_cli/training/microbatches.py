@@ -7,12 +7,14 @@ the model (padding included in the plain layout), `N` the completion tokens whos
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import torch
 
+from rloo_cli.rollout.visual import Placed, visual_arguments
 from rloo_cli.training.packed import build_layout
+from rloo_cli.types import VisualInputs
 
 Layout = Literal["packed", "plain"]
 
@@ -30,11 +32,23 @@ class GroupRows:
     rows: tuple[int, ...]
     """Row numbers within the generation batch."""
     completion_ids: tuple[tuple[int, ...], ...]
+    visual: VisualInputs | None = None
+    """The prompt's images."""
 
     @property
     def tokens(self) -> int:
         """Tokens of the group in the packed layout."""
         return len(self.prompt_ids) + sum(len(ids) - 1 for ids in self.completion_ids)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisualBatch:
+    """The images of a micro-batch."""
+
+    arguments: dict[str, torch.Tensor]
+    """Of the model's forward pass, on the CPU."""
+    literal_L: torch.Tensor
+    """Flat positions in `input_ids` of the completions' tokens, none of which is an image's placeholder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +69,8 @@ class ScoringBatch:
     """Which of the micro-batch's rows each token belongs to, 0 … B−1."""
     rows: tuple[int, ...]
     """Row numbers within the generation batch, length B."""
+    visual: VisualBatch | None = None
+    """None where no row has images."""
 
 
 def cut_into_micro_batches(groups: Sequence[GroupRows], *, max_tokens: int, max_rows: int | None) -> list[list[GroupRows]]:
@@ -116,12 +132,7 @@ def _cut_group(group: GroupRows, max_tokens: int, max_rows: int | None) -> list[
 
 
 def _select(group: GroupRows, indices: Sequence[int]) -> GroupRows:
-    return GroupRows(
-        group=group.group,
-        prompt_ids=group.prompt_ids,
-        rows=tuple(group.rows[i] for i in indices),
-        completion_ids=tuple(group.completion_ids[i] for i in indices),
-    )
+    return replace(group, rows=tuple(group.rows[i] for i in indices), completion_ids=tuple(group.completion_ids[i] for i in indices))
 
 
 def build_scoring_batch(pieces: Sequence[GroupRows], layout: Layout, device: torch.device) -> ScoringBatch:
@@ -133,7 +144,10 @@ def _packed(pieces: Sequence[GroupRows], device: torch.device) -> ScoringBatch:
     ids: list[int] = []
     positions: list[int] = []
     predict: list[int] = []
+    placed: list[Placed] = []
     for piece in pieces:
+        if piece.visual is not None:
+            placed.append((piece.visual, 0, len(ids)))
         prompt_end = len(ids) + len(piece.prompt_ids) - 1
         ids.extend(piece.prompt_ids)
         positions.extend(range(len(piece.prompt_ids)))
@@ -148,12 +162,15 @@ def _packed(pieces: Sequence[GroupRows], device: torch.device) -> ScoringBatch:
         position_ids=torch.tensor([positions], device=device),
         model_kwargs={"packed_layout": layout},
         predict_N=torch.tensor(predict, device=device),
+        visual=_visual(placed, (1, len(ids)), _literal_packed(pieces), device) if placed else None,
         **_targets(pieces, device),
     )
 
 
 def _plain(pieces: Sequence[GroupRows], device: torch.device) -> ScoringBatch:
     sequences = [(piece.prompt_ids, ids) for piece in pieces for ids in piece.completion_ids]
+    visuals = [piece.visual for piece in pieces for _ in piece.completion_ids]
+    placed = [(visual, b, 0) for b, visual in enumerate(visuals) if visual is not None]
     width = max(len(prompt) + len(ids) - 1 for prompt, ids in sequences)
     input_ids = torch.zeros(len(sequences), width, dtype=torch.long)
     attention_mask = torch.zeros_like(input_ids)
@@ -168,8 +185,33 @@ def _plain(pieces: Sequence[GroupRows], device: torch.device) -> ScoringBatch:
         position_ids=torch.arange(width, device=device).expand_as(input_ids),
         model_kwargs={"attention_mask": attention_mask.to(device)},
         predict_N=torch.tensor(predict, device=device),
+        visual=_visual(placed, (len(sequences), width), _literal_plain(sequences, width), device) if placed else None,
         **_targets(pieces, device),
     )
+
+
+def _visual(placed: Sequence[Placed], shape: tuple[int, int], literal: Sequence[int], device: torch.device) -> VisualBatch:
+    return VisualBatch(arguments=visual_arguments(placed, shape), literal_L=torch.tensor(literal, dtype=torch.long, device=device))
+
+
+def _literal_packed(pieces: Sequence[GroupRows]) -> list[int]:
+    """Where completions lie in the packed sequence."""
+    found: list[int] = []
+    start = 0
+    for piece in pieces:
+        end = start + piece.tokens
+        found.extend(range(start + len(piece.prompt_ids), end))
+        start = end
+    return found
+
+
+def _literal_plain(sequences: Sequence[tuple[tuple[int, ...], tuple[int, ...]]], width: int) -> list[int]:
+    """Where completions lie in the flattened rows."""
+    return [
+        position
+        for b, (prompt, ids) in enumerate(sequences)
+        for position in range(b * width + len(prompt), b * width + len(prompt) + len(ids) - 1)
+    ]
 
 
 def _targets(pieces: Sequence[GroupRows], device: torch.device) -> dict[str, Any]:

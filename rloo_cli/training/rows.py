@@ -27,6 +27,7 @@ def select_rows(experience: Experience, groups: Iterable[int], wanted_PG: torch.
                     prompt_ids=group.prompt.token_ids,
                     rows=tuple(p * width + g for g in members),
                     completion_ids=tuple(group.completions[g].token_ids for g in members),
+                    visual=group.prompt.visual,
                 )
             )
     return selected

@@ -200,7 +200,7 @@ def test_images_and_bytes_are_refused(tmp_path):
     Dataset.from_dict({"prompt": ["a"], "blob": [[b"x"]]}).to_parquet(tmp_path / "b.parquet")
     assert "`picture` holds images or audio" in refused(DataError, tmp_path / "a.parquet")
     assert "`blob` holds binary data" in refused(DataError, tmp_path / "b.parquet")
-    assert "images are not in this version" in refused(DataError, write(tmp_path, [{"prompt": "x", "image": "a.png"}]))
+    assert "the model reads text only" in refused(DataError, write(tmp_path, [{"prompt": "x", "image": "a.png"}]))
 
 
 def test_values_of_tables_become_json(tmp_path):

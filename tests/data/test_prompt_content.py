@@ -39,7 +39,10 @@ def test_fields_that_are_none_are_left_out_but_content():
         ([USER, {"content": "x"}], "message 1: expected a role such as user, got None"),
         ([{"role": "user", "content": None}], "message 0: expected a string as content, got None"),
         ([{"role": "user", "content": 7}], "message 0: expected a string as content, got 7"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "content in parts .* not in this version"),
+        ([{"role": "user", "content": [{"type": "video"}]}], "message 0: expected a part of type text or image"),
+        ([{"role": "user", "content": ["hello"]}], "message 0: expected a part of type text or image, got 'hello'"),
+        ([{"role": "user", "content": [{"type": "text"}]}], "message 0: expected a part of type text or image"),
+        ([{"role": "user", "content": [{"type": "image", "url": "x"}]}], "an image part with `url`; the images come from the column"),
         ([{"role": "system", "content": "x"}], "ends with a system message"),
     ],
 )
