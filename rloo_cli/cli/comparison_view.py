@@ -9,8 +9,8 @@ from rloo_cli.cli.page import ABSENT, columns, duration, number, row_number, sha
 from rloo_cli.inspect.comparing import GroupPair, best_completion, mean_length
 from rloo_cli.inspect.rescoring import Agreement, Example
 from rloo_cli.inspect.stored import StoredCompletion, StoredGroup
-from rloo_cli.inspect.visible import on_one_line, visible
 from rloo_cli.inspect.words import plural
+from rloo_cli.run.visible import on_one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

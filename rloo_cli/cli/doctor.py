@@ -105,8 +105,8 @@ def _without_secrets(text: str) -> str:
 
 def _print_check(check: Check) -> None:
     """A line, folded to the terminal's width; the remedy below it."""
-    from rloo_cli.inspect.visible import visible
     from rloo_cli.recipe.secrets import masked, secret_values
+    from rloo_cli.run.visible import visible
 
     width = min(shutil.get_terminal_size().columns, WIDEST)
     indent = " " * (LEVEL_WIDTH + NAME_WIDTH)

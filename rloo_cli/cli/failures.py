@@ -9,8 +9,8 @@ import traceback
 import typer
 
 from rloo_cli.errors import RlooError
-from rloo_cli.inspect.visible import visible
 from rloo_cli.recipe.secrets import masked, secret_values
+from rloo_cli.run.visible import visible
 
 
 def report_error(error: RlooError) -> None:

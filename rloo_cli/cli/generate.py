@@ -218,7 +218,7 @@ def _print_answers(answers: list[Answer], *, special: bool, with_prompt: bool = 
     from rich.text import Text
 
     from rloo_cli.cli.page import echo, new_console, print_page, text_block
-    from rloo_cli.inspect.visible import visible
+    from rloo_cli.run.visible import visible
 
     if not sys.stdout.isatty() and not special and len(answers) == len(answers[0].completions) == 1:
         echo(visible(answers[0].completions[0].text) + "\n")

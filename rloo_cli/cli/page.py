@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from rloo_cli.inspect.visible import visible
+from rloo_cli.run.visible import visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -89,7 +89,7 @@ def copy(
     rloo recipes cp template my-task
     """
     from rloo_cli.inspect.recipe_copy import copy_folder, copy_recipe
-    from rloo_cli.inspect.visible import visible
+    from rloo_cli.run.visible import visible
 
     source = _path_of(name)
     is_folder = source.name == "recipe.yaml"

@@ -39,9 +39,9 @@ def report(
     `rloo train` writes it at the end of a run. The page needs no network and runs nothing that a model wrote; runs that are under way or
     damaged are shown as far as they can be read.
     """
-    from rloo_cli.inspect.visible import visible
     from rloo_cli.report.write import write_report
     from rloo_cli.run.folder import RunFolder
+    from rloo_cli.run.visible import visible
 
     target = Path(output) if output else RunFolder(Path(runs[0])).report if len(runs) == 1 else Path(SEVERAL)
     write_report([Path(run) for run in runs], target, now=datetime.now().astimezone())

@@ -193,7 +193,7 @@ def new(
     pytest my-task/test_my_reward.py
     """
     from rloo_cli.inspect.skeleton import write_skeleton
-    from rloo_cli.inspect.visible import visible
+    from rloo_cli.run.visible import visible
 
     paths = write_skeleton(name, Path(folder))
     function = name if "." in name else f"{name}.{name}"

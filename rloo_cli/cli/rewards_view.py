@@ -10,7 +10,7 @@ from rloo_cli.cli.page import ABSENT, columns, duration, number
 from rloo_cli.inspect.probes import GIVEN, KINDS, ProbeData
 from rloo_cli.inspect.reward_check import CheckedReward, TriedRow, legend
 from rloo_cli.inspect.reward_names import RewardName, summary_of
-from rloo_cli.inspect.visible import on_one_line, visible
+from rloo_cli.run.visible import on_one_line, visible
 from rloo_cli.types import PromptContent
 
 if TYPE_CHECKING:

@@ -145,7 +145,7 @@ def show_groups(
     from rich.text import Text
 
     from rloo_cli.cli.rollouts_view import group_parts
-    from rloo_cli.inspect.visible import visible
+    from rloo_cli.run.visible import visible
 
     tokens = tokenizer_of_run(file.run) if special else None
     console = new_console()

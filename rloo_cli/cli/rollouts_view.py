@@ -11,7 +11,7 @@ from rloo_cli.inspect.series import sparkline
 from rloo_cli.inspect.step_summary import StepSummary
 from rloo_cli.inspect.stored import StoredCompletion, StoredGroup
 from rloo_cli.inspect.token_text import TokenText
-from rloo_cli.inspect.visible import on_one_line, visible
+from rloo_cli.run.visible import on_one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

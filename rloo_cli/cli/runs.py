@@ -136,7 +136,7 @@ def _start(facts: RunFacts) -> tuple[float, str]:
 def _print_table(header: list[str], rows: list[list[str]], *, left: list[str]) -> None:
     from rloo_cli.cli.page import fitting_tables, new_console, print_page
     from rloo_cli.cli.tables import print_table
-    from rloo_cli.inspect.visible import on_one_line
+    from rloo_cli.run.visible import on_one_line
 
     rows = [[on_one_line(cell, 1000) for cell in row] for row in rows]
     if not sys.stdout.isatty():

@@ -13,8 +13,8 @@ from rloo_cli.inspect.run_attempts import Attempt, read_warnings
 from rloo_cli.inspect.run_page import Curve, SavedStep, curves, next_commands, side_by_side
 from rloo_cli.inspect.run_state import RunFacts, RunSummary, StateName, distinct_names
 from rloo_cli.inspect.series import sparkline
-from rloo_cli.inspect.visible import on_one_line, visible
 from rloo_cli.inspect.words import plural, seconds
+from rloo_cli.run.visible import on_one_line, visible
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType

@@ -120,7 +120,7 @@ def _print_columns(rows: list[tuple[str, ...]], header: tuple[str, ...]) -> None
     """A table with long values folded on a terminal, lines parted by tabs in a pipe."""
     from rloo_cli.cli.page import columns, new_console, print_page
     from rloo_cli.cli.tables import print_table
-    from rloo_cli.inspect.visible import visible
+    from rloo_cli.run.visible import visible
 
     rows = [tuple(visible(cell) for cell in row) for row in rows]
     if not sys.stdout.isatty():

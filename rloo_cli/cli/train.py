@@ -212,10 +212,10 @@ def _checked(request: _Request, place: Place | None) -> tuple[CheckedRecipe, Clu
 
 def _decide(request: _Request, checked: CheckedRecipe, others: Place | Lead | None) -> None:
     """Choose the run folder and train in it, with the others if there are some."""
-    from rloo_cli.inspect.visible import visible
     from rloo_cli.launch.launcher import launcher_of
     from rloo_cli.launch.local import nothing_left
     from rloo_cli.launch.target import choose_target
+    from rloo_cli.run.visible import visible
 
     loaded = checked.loaded
     target = choose_target(

@@ -17,7 +17,6 @@ from markupsafe import Markup
 
 from rloo_cli import __version__
 from rloo_cli.inspect.series import smoothing_width
-from rloo_cli.inspect.visible import visible
 from rloo_cli.report.curves import Drawing, draw
 from rloo_cli.report.health import Finding, examine
 from rloo_cli.report.panels import Panel, make_panels
@@ -25,6 +24,7 @@ from rloo_cli.report.run_view import RunView
 from rloo_cli.report.sample import BUDGET, Sample, rounded, sample_rollouts
 from rloo_cli.report.settings import environment_settings, recipe_settings
 from rloo_cli.report.verdict import figures, verdict
+from rloo_cli.run.visible import visible
 
 MOST_DATA = 3_000_000
 """Bytes of the packed data, of which base64 makes a third more; where they are more, the sample of rollouts is made smaller."""

@@ -11,8 +11,8 @@ from rloo_cli.errors import RefusedError, StorageError
 from rloo_cli.inspect.rollout_files import RolloutFile, RolloutKind
 from rloo_cli.inspect.stored import REWARDS, group_bounds, read_table
 from rloo_cli.inspect.token_text import TokenText, tokenizer_of_run
-from rloo_cli.inspect.visible import visible
 from rloo_cli.report.run_view import RunView
+from rloo_cli.run.visible import visible
 
 MOST_FILES = {RolloutKind.TRAIN: 24, RolloutKind.EVAL: 8, RolloutKind.FAILED: 1}
 """Steps that are sampled, spread evenly, the first and the last among them."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rloo_cli.inspect.series import Series, end_length
-from rloo_cli.inspect.visible import visible
 from rloo_cli.inspect.words import plural, seconds
 from rloo_cli.report.health import Finding, Level
 from rloo_cli.report.measures import FEWEST_STEPS, reward_rise
 from rloo_cli.report.run_view import RunView
 from rloo_cli.report.wording import number
+from rloo_cli.run.visible import visible
 
 TRAIN_TIME = "perf/seconds/step"
 EVALUATION_TIME = "perf/seconds/evaluate"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from rloo_cli.algorithm.advantages import leave_one_out_advantages
 from rloo_cli.inspect.rescoring import correlation, leave_one_out, sign_change
 from rloo_cli.inspect.step_summary import spread
-from rloo_cli.inspect.visible import ESCAPED_KINDS, KEPT, on_one_line, visible
+from rloo_cli.run.visible import ESCAPED_KINDS, KEPT, on_one_line, visible
 
 REWARDS = st.lists(st.none() | st.floats(-10, 10), min_size=1, max_size=9)
 

@@ -29,9 +29,9 @@ from pathlib import Path
 from recipe_texts import VALID
 
 from rloo_cli.cli.app import exit_code_of
-from rloo_cli.inspect.visible import visible
 from rloo_cli.recipe.fields import LEAVES, SECTIONS
 from rloo_cli.recipe.trl_keys import OTHER_KEYS, RENAMED, TRL_KEYS
+from rloo_cli.run.visible import visible
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 SEEDS = [VALID, *(path.read_text() for path in sorted(RECIPES.glob("*.yaml")))]
