@@ -68,12 +68,12 @@ def plan(
     rloo plan mine.yaml --engine                      do engine (vLLM) and trainer agree?
     rloo plan mine.yaml --json | jq .memory.bytes.peak
     """
-    from rloo_cli.inspect.visible import visible
     from rloo_cli.plan.devices import check_gpu, find_device
     from rloo_cli.plan.prepare import check_recipe
     from rloo_cli.plan.render import render_plan
     from rloo_cli.plan.report import engine_document, launch_command, recipe_document
     from rloo_cli.plan.spread import check_machines
+    from rloo_cli.run.visible import visible
 
     if no_model and engine:
         raise RefusedError("--engine needs the model that --no-model leaves out: give one of them.")
