@@ -114,6 +114,8 @@ def _reference(shape: ModelShape, work: Workload, spread: Spread) -> int:
     if not work.has_reference:
         return 0
     kept = shape.embedding_parameters if spread.strategy == "ddp" else 0
+    if work.reference_moves:
+        return shape.parameters * work.weight_bytes
     return (shape.parameters - kept) * work.sampling_bytes + kept * work.weight_bytes
 
 
@@ -155,7 +157,8 @@ def estimate_disk(shape: ModelShape, work: Workload, *, checkpoints: int, rows: 
     """
     spread = spread or Spread()
     weights = shape.parameters * (FLOAT32 if spread.is_zero else work.weight_bytes)
-    checkpoint = weights + shape.parameters * state_bytes(work, spread) * optimizer_numbers(work, spread)
+    reference = weights if work.reference_moves else 0
+    checkpoint = weights + shape.parameters * state_bytes(work, spread) * optimizer_numbers(work, spread) + reference
     text_and_ids = work.completion_tokens * (4 + 4 + 4)  # text, id and log-prob of a token; parquet's compression is left out
     return {
         "checkpoint": checkpoint,

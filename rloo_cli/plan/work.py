@@ -39,6 +39,10 @@ class Workload:
     """Processes that share one engine of vLLM's."""
     vllm_sleeps: bool = False
     """Whether vLLM gives its share back while the policy is updated."""
+    reference_moves: bool = False
+    """Whether the reference follows the policy: it is then held, and saved, in the dtype of the weights."""
+    reward_model_bytes: int = 0
+    """Weights of the reward models on this device."""
     on_gpu: bool = False
 
     @property

@@ -70,6 +70,7 @@ def workload(
         decode_rows=decode_rows,
         decode_prompts=min(batch.prompts_per_generation, -(-decode_rows // group) + bool(decode_rows % group)),
         prompt_tokens=lengths.prompt,
+        reference_moves=recipe.algorithm.sync_ref_model,
         completion_tokens=lengths.completion,
         sampler=sampler(recipe),
         vllm_share=_vllm_share(recipe, device),

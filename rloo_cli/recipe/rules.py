@@ -125,6 +125,32 @@ def _sampling_cap(context: Context) -> Iterator[Finding]:
         yield Finding("algorithm.importance_sampling_cap", "not read: importance_sampling_correction is none.", is_notice=True)
 
 
+@_rule(
+    "algorithm.sync_ref_model",
+    "algorithm.ref_model_mixup_alpha",
+    "algorithm.ref_model_sync_steps",
+    "algorithm.beta",
+    "model.use_peft",
+    "run.accelerate_config",
+)
+def _moving_reference(context: Context) -> Iterator[Finding]:
+    field, recipe = "algorithm.sync_ref_model", context.recipe
+    if not recipe.algorithm.sync_ref_model:
+        for name in ("algorithm.ref_model_mixup_alpha", "algorithm.ref_model_sync_steps"):
+            if context.is_changed(name):
+                yield Finding(name, "not read: sync_ref_model is false.", is_notice=True)
+    elif recipe.algorithm.beta == 0:
+        yield Finding(field, "with beta 0 there is no reference model that could follow; write `beta: 0.05`, or remove sync_ref_model.")
+    elif recipe.model.use_peft:
+        yield Finding(field, "with use_peft the reference is the model without its adapter, which nothing moves; remove one of the two.")
+    elif context.strategy != "ddp":
+        yield Finding(
+            field,
+            f"only a reference that each process has whole can follow, and {context.strategy} lays it out otherwise: write "
+            "`accelerate_config: ddp`, or remove sync_ref_model.",
+        )
+
+
 @_rule("algorithm.dynamic_sampling", "algorithm.dynamic_sampling_max_batches")
 def _dynamic_sampling(context: Context) -> Iterator[Finding]:
     mode = context.recipe.algorithm.dynamic_sampling

@@ -189,6 +189,14 @@ SCHEDULES = Literal[
 ]
 
 
+    sync_ref_model: bool = Field(
+        False,
+        description="Whether the reference model follows the policy: every ref_model_sync_steps it becomes α · policy + (1 − α) · reference.",
+    )
+    ref_model_mixup_alpha: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.6, description="α, the policy's share of the new reference (sync_ref_model); 1 = the policy itself."
+    )
+    ref_model_sync_steps: PositiveInt = Field(512, description="Optimizer steps between two updates of the reference (sync_ref_model).")
 class TrainingSection(Section):
     """Batches, optimizer and numerics."""
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from rloo_cli.errors import RefusedError
 from rloo_cli.recipe.dump import dump_recipe
-from rloo_cli.recipe.schema import Recipe
+from rloo_cli.recipe.schema import AlgorithmSection, Recipe
 from rloo_cli.rollout.engine import Engine
 from rloo_cli.run.atomic import write_file
 from rloo_cli.run.checkpoint import set_aside_newer
@@ -29,6 +29,7 @@ from rloo_cli.training.fingerprint import fingerprint
 from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.loop import run_loop
 from rloo_cli.training.optimizer import build_optimizer
+from rloo_cli.training.moving_reference import MovingReference
 from rloo_cli.training.policy import has_dropout
 from rloo_cli.training.recorder import Recorder
 from rloo_cli.training.setup import decide, load, load_shared, make_policy, prepare_device
@@ -88,16 +89,19 @@ def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
     inputs = replace(inputs, recipe=recipe)
     if device.ranks.is_main:
         write_file(inputs.folder.recipe, dump_recipe(recipe))
-    reference = strategy.make_reference(low_precision=low) if recipe.algorithm.beta > 0 else None
+    algorithm = recipe.algorithm
+    reference = strategy.make_reference(low_precision=None if algorithm.sync_ref_model else low) if algorithm.beta > 0 else None
+    moving = _moving(strategy, reference, algorithm) if algorithm.sync_ref_model else None
     if recipe.training.gradient_checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
-    position, offset = device.ranks.together(lambda: _take_up(inputs, strategy, recipe, device.ranks))
+    position, offset = device.ranks.together(lambda: _take_up(inputs, strategy, recipe, device.ranks, moving))
     engine = device.maker.make(strategy.decoding_model())
     give_weights(engine, strategy.named_tensors(), position.step, device.ranks)
     updater = Updater(
         accelerator=accelerator,
         reference=reference,
-        algorithm=recipe.algorithm,
+        moving=moving,
+        algorithm=algorithm,
         settings=_settings(inputs, model),
         strategy=strategy,
         ranks=device.ranks,
@@ -128,7 +132,14 @@ def _refuse_other_model(inputs: TrainingInputs, origin: str) -> None:
     )
 
 
-def _take_up(inputs: TrainingInputs, strategy: Strategy, recipe: Recipe, ranks: Ranks) -> tuple[RunPosition, int]:
+def _moving(strategy: Strategy, reference: Scorer | None, algorithm: AlgorithmSection) -> MovingReference:
+    assert isinstance(reference, Policy)  # the recipe's rules refuse it with adapters
+    return MovingReference(reference, strategy.policy, alpha=algorithm.ref_model_mixup_alpha, every=algorithm.ref_model_sync_steps)
+
+
+def _take_up(
+    inputs: TrainingInputs, strategy: Strategy, recipe: Recipe, ranks: Ranks, moving: MovingReference | None
+) -> tuple[RunPosition, int]:
     """(the position, bytes of metrics.jsonl) to go on from, with the state of that position in place."""
     position, offset = RunPosition(), 0
     if (checkpoint := inputs.resume_from) is not None:
@@ -142,6 +153,8 @@ def _take_up(inputs: TrainingInputs, strategy: Strategy, recipe: Recipe, ranks: 
     if ranks.is_main:
         set_aside_newer(inputs.folder.checkpoints, position.step)
     return position, offset
+        if moving is not None:
+            moving.load(checkpoint)
 
 
 def _load_weights(model: PreTrainedModel, saved: SavedTensors) -> None:

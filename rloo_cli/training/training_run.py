@@ -31,6 +31,7 @@ from rloo_cli.training.failed_batch import keep_failed_batch
 from rloo_cli.training.final_model import save_final_model
 from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.model_files import save_description
+from rloo_cli.training.moving_reference import SAVED_AS
 from rloo_cli.training.recorder import Recorder, peak_memory_mb, rollout_rows
 from rloo_cli.training.rollout_metrics import generated_tokens, kl_metrics, rollout_metrics
 from rloo_cli.training.sampling import training_params
@@ -349,6 +350,8 @@ class TrainingRun:
                 "run": self._run_id,
             },
         }
+        if self.updater.moving is not None:
+            tensors[SAVED_AS] = self.updater.moving.state()
         if self.position.experience is not None:
             documents["experience"], tensors["experience"] = save_experience(self.position.experience)
         return documents, tensors

@@ -33,6 +33,7 @@ from rloo_cli.training.microbatches import (
     cuts_a_group,
     share_rows,
 )
+from rloo_cli.training.moving_reference import MovingReference
 from rloo_cli.training.non_finite import refuse_non_finite, refuse_non_finite_metrics
 from rloo_cli.training.pass_metrics import PassMetrics, summarise
 from rloo_cli.training.policy import Policy
@@ -73,10 +74,12 @@ class Updater:
         strategy: Strategy,
         ranks: Ranks,
         stop: StopSignal,
+        moving: MovingReference | None = None,
     ) -> None:
         self.accelerator = accelerator
         self.policy = strategy.policy
         self.reference = reference
+        self.moving = moving
         self.algorithm = algorithm
         self.settings = settings
         self.strategy = strategy
@@ -139,6 +142,8 @@ class Updater:
         found = summarise(self.ranks.gather(metrics.sums()), off_policy=self.settings.off_policy and not self.settings.is_stale)
         refuse_non_finite_metrics(found, step)
         row = self._step_optimizer(step)
+        if self.moving is not None:
+            self.moving.follow(step)
         seconds = {"perf/seconds/train": time.perf_counter() - started - self.scoring_seconds}
         if self.scoring_seconds:
             seconds["perf/seconds/reference"] = self.scoring_seconds

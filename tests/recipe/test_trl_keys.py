@@ -108,7 +108,6 @@ disable_tqdm: true
 REFUSALS = {
     "use_peft: true": "use_peft: `true` is not in this version: all weights are trained. Remove the key, or write TRL's default, false.",
     "deepspeed: zero3.json": "deepspeed: `zero3.json` is refused: write `accelerate_config: zero2`, `zero3`, or a file of `accelerate config` that names yours.",
-    "sync_ref_model: true": "sync_ref_model: `true` is not in this version: the reference model stays as it was at the start. Remove the key, or write TRL's default, false.",
     "fp16: true": "fp16: `true` is not in this version: mixed precision is bfloat16, `bf16: true`. Remove the key, or write TRL's default, false.",
     "trust_remote_code: true": "trust_remote_code: `true` is refused: a downloaded recipe could set it; it is a flag of the command line, `--trust-remote-code`.",
     "resume_from_checkpoint: true": "resume_from_checkpoint: `true` is refused: it is a flag of the command line, `--resume`.",
