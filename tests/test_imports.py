@@ -33,7 +33,7 @@ MAY_IMPORT = {
     "__main__": {"cli"},
     "__init__": set(),
 }
-ONLY_IN = {"typer": "cli", "deepspeed": "training/strategy_zero.py", "vllm": ("rollout/vllm_", "serving/")}
+ONLY_IN = {"typer": "cli", "deepspeed": "training/strategy_zero.py", "vllm": ("rollout/vllm_", "serving/"), "peft": "training/adapter.py"}
 TORCH_FREE = BASE | {"rewards", "inspect", "report"}
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "safetensors"}
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rloo_cli.data.adapter_folder import tokenizer_source
 from rloo_cli.data.hub import hub_answers, hub_state
 from rloo_cli.data.model_folder import CONFIG, check_files, check_numbers, read_object
 from rloo_cli.data.problems import show_path
@@ -41,11 +42,12 @@ OWN_ARGUMENTS = frozenset(
 
 
 def load_tokenizer(model: ModelSection, *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The model's tokenizer, with the template of `chat_template_path` where one is given.
+    """The model's tokenizer, or that of an adapter's folder which has one, with the template of `chat_template_path` where one is given.
 
     Raises:
         RecipeError: no such model, no tokenizer in it, one that cannot be read or that needs the folder's own code, or no such template.
     """
+    model = tokenizer_source(model)
     name = model.model_name_or_path
     folder = Path(name).expanduser()
     if folder.is_dir():
@@ -106,16 +108,20 @@ def _read_template(path: Path) -> str:
 
 
 def render_prompts(
-    conversations: Iterable[Sequence[Message]], *, tokenizer: PreTrainedTokenizerBase, template_kwargs: Mapping[str, Any]
+    conversations: Iterable[Sequence[Message]],
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    template_kwargs: Mapping[str, Any],
+    are_whole: bool = False,
 ) -> Iterator[str | RenderFailure]:
-    """The text of each conversation by the tokenizer's chat template, the generation prompt added (rendering.py).
+    """The text of each conversation by the tokenizer's chat template, the generation prompt added unless they `are_whole` (rendering.py).
 
     Raises:
         RecipeError: the tokenizer has no chat template, the template is no Jinja, or `template_kwargs` names an argument of ours.
     """
     template = _chat_template(tokenizer, template_kwargs)
     variables = {**{name: str(token) for name, token in tokenizer.special_tokens_map.items()}, **json_value(dict(template_kwargs))}
-    for text in render_conversations(conversations, template=template, variables=variables):
+    for text in render_conversations(conversations, template=template, variables=variables, are_whole=are_whole):
         if isinstance(text, RenderFailure) and text.reason.startswith(("TemplateSyntaxError", "TemplateAssertionError")):
             raise RecipeError(
                 f"The chat template of the model cannot be read: {text.reason}. Another can be given as model.chat_template_path."

@@ -22,6 +22,7 @@ WEIGHTS = "model.safetensors"
 CODE_FILES = (CONFIG, "tokenizer_config.json")
 """Files whose `auto_map` names Python code of the folder's own."""
 JSON_FILES = (*CODE_FILES, "generation_config.json", "special_tokens_map.json", "added_tokens.json", INDEX)
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "vocab.json", "tokenizer.model")
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 
 MIB = 1 << 20
@@ -56,7 +57,7 @@ def check_files(folder: Path, *, trust_remote_code: bool) -> None:
     for name in JSON_FILES:
         document = read_object(folder / name)
         if name in CODE_FILES and document.get("auto_map") and not trust_remote_code:
-            raise _refusal(
+            raise refusal(
                 folder / name,
                 "names Python code of its own (auto_map). If you trust it, pass --trust-remote-code; "
                 "if transformers knows this architecture anyway, remove the auto_map entry.",
@@ -77,11 +78,11 @@ def read_object(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except RecursionError:
-        raise _refusal(path, "is nested too deeply.") from None
+        raise refusal(path, "is nested too deeply.") from None
     except (OSError, ValueError) as error:
-        raise _refusal(path, f"is not JSON: {error}") from error
+        raise refusal(path, f"is not JSON: {error}") from error
     if not isinstance(document, dict):
-        raise _refusal(path, f"expected an object, got {quote(document)}.")
+        raise refusal(path, f"expected an object, got {quote(document)}.")
     return document
 
 
@@ -91,14 +92,14 @@ def _check_size(path: Path, limit: int) -> bool:
         status = path.stat()
     except FileNotFoundError:
         if path.is_symlink():
-            raise _refusal(path, "is a link to nowhere.") from None
+            raise refusal(path, "is a link to nowhere.") from None
         return False
     except (OSError, ValueError) as error:
-        raise _refusal(path, f"cannot be read: {getattr(error, 'strerror', None) or error}.") from error
+        raise refusal(path, f"cannot be read: {getattr(error, 'strerror', None) or error}.") from error
     if not stat.S_ISREG(status.st_mode):
-        raise _refusal(path, "is not a regular file.")
+        raise refusal(path, "is not a regular file.")
     if status.st_size > limit:
-        raise _refusal(path, f"has {status.st_size:,} bytes; more than {limit:,} cannot be right.")
+        raise refusal(path, f"has {status.st_size:,} bytes; more than {limit:,} cannot be right.")
     return True
 
 
@@ -117,7 +118,7 @@ def check_numbers(config: dict[str, Any], path: Path) -> None:
         else:
             limit = LARGEST_NUMBER
         if abs(value) > limit:
-            raise _refusal(path, f"`{name}` is {quote(value)}; more than {limit:,} cannot be right.")
+            raise refusal(path, f"`{name}` is {quote(value)}; more than {limit:,} cannot be right.")
 
 
 def _check_end(document: dict[str, Any], path: Path) -> None:
@@ -125,7 +126,7 @@ def _check_end(document: dict[str, Any], path: Path) -> None:
     given = document.get("eos_token_id")
     ids = given if isinstance(given, list) else [] if given is None else [given]
     if not all(isinstance(token, int) and not isinstance(token, bool) and -1 <= token <= LARGEST_TOKEN for token in ids):
-        raise _refusal(path, f"`eos_token_id` is {quote(given)}; expected a token id or a list of them.")
+        raise refusal(path, f"`eos_token_id` is {quote(given)}; expected a token id or a list of them.")
 
 
 def _whole_numbers(document: Any, name: str = "") -> Iterator[tuple[str, int]]:
@@ -153,7 +154,7 @@ def check_weights(model: ModelSection) -> None:
         names += _shards(folder)
     if not names:
         pickles = sorted(path.name for pattern in PICKLES for path in folder.glob(pattern))
-        raise _refusal(folder, _no_weights(pickles))
+        raise refusal(folder, _no_weights(pickles))
     for name in dict.fromkeys(names):
         _check_shard(folder / name)
 
@@ -171,14 +172,14 @@ def _shards(folder: Path) -> list[str]:
     """The files that the index names."""
     weights = read_object(folder / INDEX).get("weight_map")
     if not isinstance(weights, dict) or not weights or not all(isinstance(name, str) for name in weights.values()):
-        raise _refusal(folder / INDEX, "has no `weight_map` from weights to files.")
+        raise refusal(folder / INDEX, "has no `weight_map` from weights to files.")
     names = sorted(set(weights.values()))
     for name in names:
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise _refusal(folder / INDEX, f"names {quote(name)}; a shard is a .safetensors file of the same folder.")
+            raise refusal(folder / INDEX, f"names {quote(name)}; a shard is a .safetensors file of the same folder.")
     missing = [name for name in names if not (folder / name).exists()]
     if missing:
-        raise _refusal(
+        raise refusal(
             folder / INDEX, f"names {len(names)} files, of which {len(missing)} are missing, such as {missing[0]}; fetch it again."
         )
     return names
@@ -188,12 +189,12 @@ def _check_shard(path: Path) -> None:
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
-        raise _refusal(path, "is not a regular file.")
+        raise refusal(path, "is not a regular file.")
     try:
         with safe_open(path, framework="numpy"):  # reads the header, and holds it against the file's size
             pass
     except (SafetensorError, OSError) as error:
-        raise _refusal(path, f"is damaged or cut off ({' '.join(str(error).split())[:200]}); fetch it again.") from error
+        raise refusal(path, f"is damaged or cut off ({' '.join(str(error).split())[:200]}); fetch it again.") from error
 
 
 def model_errors() -> tuple[type[Exception], ...]:
@@ -223,5 +224,6 @@ def reason_of(error: BaseException) -> str:
     return line if " " in line else f"{type(error).__name__} {line}".strip()
 
 
-def _refusal(path: Path, what: str) -> RecipeError:
+def refusal(path: Path, what: str) -> RecipeError:
+    """The error of a file or folder that `model.model_name_or_path` names."""
     return RecipeError(f"model.model_name_or_path: {show_path(path)}: {what}")

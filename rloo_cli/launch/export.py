@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rloo_cli import __version__
+from rloo_cli.data.adapter_folder import is_adapter
 from rloo_cli.errors import RefusedError, StorageError
 from rloo_cli.run import atomic
 from rloo_cli.run.checkpoint import DESCRIPTION, Checkpoint, find_checkpoint, list_steps, step_name
@@ -42,6 +43,8 @@ class Exported:
     """Of the weights, in bytes."""
     dtype: str
     """Of nearly all of them."""
+    is_adapter: bool = False
+    """Whether it is an adapter, for which the model is needed as well."""
 
 
 def choose_checkpoint(name: str, step: int | None) -> tuple[Checkpoint, str]:
@@ -61,7 +64,7 @@ def choose_checkpoint(name: str, step: int | None) -> tuple[Checkpoint, str]:
     if step is not None:
         raise RefusedError(f"--step chooses among the checkpoints of a run, and {name} is no run folder.")
     if _kind(path) == "final":
-        raise RefusedError(f"{name} is a final model, which is a plain transformers folder already: copy it.")
+        raise RefusedError(f"{name} is a final {_final_words(path).replace(' is', ', which is')}: copy it.")
     return _found(path.parent, path), f"checkpoint {name}"
 
 
@@ -72,9 +75,17 @@ def _of_run(folder: RunFolder, step: int | None) -> tuple[Checkpoint, str]:
         return _found(folder.checkpoints, best.step), f"step {best.step} of {folder.path}, its best by {best.metric} ({best.value:.4g})"
     found = find_checkpoint(folder.checkpoints)
     if found is None:
-        final = f"; its final model is a plain transformers folder already: {folder.final}" if folder.final.is_dir() else ""
-        raise RefusedError(f"{folder.path} holds no checkpoint{final}.")
+        final = f"; its final {_final_words(folder.final)}: {folder.final}." if folder.final.is_dir() else "."
+        raise RefusedError(f"{folder.path} holds no checkpoint{final}")
     return found, f"step {found.step} of {folder.path}, its last"
+
+
+def _final_words(path: Path) -> str:
+    return (
+        "adapter is as peft reads it already (--merge makes a model of it)"
+        if is_adapter(path)
+        else "model is a plain transformers folder already"
+    )
 
 
 def _found(folder: Path, which: int | Path) -> Checkpoint:
@@ -120,7 +131,7 @@ def export(checkpoint: Checkpoint, target: Path, *, dtype: str | None = None) ->
     from rloo_cli.training.model_files import as_published, plan_weights, write_weights
 
     refuse_occupied(target)
-    model, saved = _skeleton(checkpoint), checkpoint.saved_tensors("model")
+    model, saved = skeleton(checkpoint), checkpoint.saved_tensors("model")
     plan = plan_weights(as_published(model, _shapes(saved, dtype)))
     atomic.make_folder(target.parent)
     atomic.ensure_free(target.parent, plan.size, f"model {target}")
@@ -128,7 +139,7 @@ def export(checkpoint: Checkpoint, target: Path, *, dtype: str | None = None) ->
     with atomic.AtomicFolder(target, info=info, replace=True) as files:
         write_weights(files, plan, as_published(model, _tensors(saved, dtype)))
         names = str(plan.dtype).removeprefix("torch.")
-        for name, content in _description(checkpoint, dtype=names):
+        for name, content in description(checkpoint, dtype=names):
             atomic.make_folder((files.path / name).parent)
             files.write(name, content)
     return Exported(files=len(plan.files) + bool(plan.others), size=plan.size, dtype=names)
@@ -159,12 +170,13 @@ def _whole_folder(path: Path) -> str | None:
     return {"checkpoint": "a checkpoint", "final": "a final model", "export": "an exported model"}.get(str(kind))
 
 
-def _skeleton(checkpoint: Checkpoint) -> PreTrainedModel | None:
+def skeleton(checkpoint: Checkpoint) -> PreTrainedModel | None:
     """The model without its weights, which knows how its kind is published; None for one with code of its own, which none is run of."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     from rloo_cli.data.model_folder import check_files, model_errors, read_object, reason_of
+    from rloo_cli.data.model_kind import model_class
 
     folder = checkpoint.path / DESCRIPTION
     check_files(folder, trust_remote_code=True)
@@ -174,8 +186,9 @@ def _skeleton(checkpoint: Checkpoint) -> PreTrainedModel | None:
     if config.get("auto_map"):
         return None
     try:
+        found = AutoConfig.from_pretrained(folder)
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))
+            model: PreTrainedModel = model_class(found).from_config(found)
     except model_errors() as error:
         raise StorageError(f"cannot make sense of {folder / CONFIG}: {reason_of(error)}") from error
     return model
@@ -186,21 +199,22 @@ def _shapes(saved: SavedTensors, dtype: str | None) -> Iterator[tuple[str, torch
     import torch
 
     for name in saved.names:
-        yield name, _rounded(torch.empty(saved.shape(name), dtype=saved.dtype(name), device="meta"), dtype)
+        yield name, rounded(torch.empty(saved.shape(name), dtype=saved.dtype(name), device="meta"), dtype)
 
 
 def _tensors(saved: SavedTensors, dtype: str | None) -> Iterator[tuple[str, torch.Tensor]]:
     for name in saved.names:
-        yield name, _rounded(saved.whole(name), dtype)
+        yield name, rounded(saved.whole(name), dtype)
 
 
-def _rounded(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
+def rounded(tensor: torch.Tensor, dtype: str | None) -> torch.Tensor:
+    """The tensor in that floating-point type; None, or no such tensor: as it is."""
     import torch
 
     return tensor.to(getattr(torch, dtype)) if dtype is not None and tensor.is_floating_point() else tensor
 
 
-def _description(checkpoint: Checkpoint, *, dtype: str) -> Iterator[tuple[str, bytes]]:
+def description(checkpoint: Checkpoint, *, dtype: str) -> Iterator[tuple[str, bytes]]:
     """What goes beside the weights, by name."""
     for name in checkpoint.names:
         if not name.startswith(f"{DESCRIPTION}/"):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ValidationError
 
+from rloo_cli.data.adapter_folder import base_of, is_adapter
 from rloo_cli.errors import RecipeError, RefusedError
 from rloo_cli.plan.shipped import find_recipe
 from rloo_cli.recipe.load import load_recipe
@@ -111,7 +112,7 @@ def _of_folder(path: Path) -> Subject:
         found = find_checkpoint(folder, path)
         assert found is not None  # a path that is not there is refused
         return _of_checkpoint(found, RunFolder(folder.parent))
-    if not (path / "config.json").is_file():
+    if not ((path / "config.json").is_file() or is_adapter(path)):
         raise RefusedError(f"{path} is no run (no recipe.yaml), no checkpoint (no manifest.json of one) and no model (no config.json).")
     recipe = _readable_recipe(folder / "recipe.yaml") if kind == "final" else None
     return Subject(words=str(path), model=_local(path), recipe=recipe, run=RunFolder(folder) if recipe is not None else None)
@@ -133,7 +134,7 @@ def _readable_recipe(path: Path) -> Recipe | None:
 
 
 def _local(path: Path) -> ModelSection:
-    return ModelSection(model_name_or_path=str(path.resolve()))
+    return ModelSection(model_name_or_path=str(path.resolve()), use_peft=is_adapter(path))
 
 
 class Speaker:
@@ -224,15 +225,18 @@ def _load(subject: Subject, *, trust_remote_code: bool) -> tuple[PreTrainedToken
 
     from rloo_cli.data.chat import load_tokenizer
     from rloo_cli.data.model_folder import check_weights
+    from rloo_cli.training.adapter import add_adapter
     from rloo_cli.training.policy import load_model
 
     tokenizer = load_tokenizer(subject.model, trust_remote_code=trust_remote_code)
-    check_weights(subject.model)
+    check_weights(base_of(subject.model))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     # Nothing is trained here: on a GPU bfloat16 is how runs sample, half the memory and as good.
     is_low = device.type == "cuda" and (subject.recipe is None or subject.recipe.training.bf16)
     seed = subject.recipe.training.seed if subject.recipe is not None else 0
     model = load_model(subject.model, seed=seed, trust_remote_code=trust_remote_code)
+    if subject.model.use_peft:
+        add_adapter(model, subject.model, seed=seed)
     if subject.checkpoint is not None:
         _put_weights(model, subject.checkpoint)
     return tokenizer, model.to(device, torch.bfloat16 if is_low else model.dtype)

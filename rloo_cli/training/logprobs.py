@@ -79,15 +79,17 @@ class _HeadLogprobs(torch.autograd.Function):
         weight, bias = _cast(weight_VD, bias_V, options)
         wide = torch.promote_types(weight_VD.dtype, torch.float32)  # what a sum over chunks needs
         grad_hidden_ND, grad_weight_VD = torch.empty_like(hidden_ND), None
-        grad_bias_V = None if bias_V is None else torch.zeros_like(bias_V, dtype=wide)
+        _, learns_weight, learns_bias, *_ = ctx.needs_input_grad  # beside an adapter the head is frozen
+        grad_bias_V = None if bias_V is None or not learns_bias else torch.zeros_like(bias_V, dtype=wide)
         for rows in _slices(len(hidden_ND), options.chunk or max(len(hidden_ND), 1)):
             hidden = hidden_ND[rows].to(weight.dtype)
             logits = torch.nn.functional.linear(hidden, weight, bias) if kept is None else kept
             for part in _slices(len(logits), SLICE):
                 logits[part] = _grad_logits(logits[part], lse_N[rows][part], target_N[rows][part], grad_N[rows][part], options)
             grad_hidden_ND[rows] = (logits @ weight).to(hidden_ND.dtype)
-            product = (logits.T @ hidden).to(wide)
-            grad_weight_VD = product if grad_weight_VD is None else grad_weight_VD.add_(product)
+            if learns_weight:
+                product = (logits.T @ hidden).to(wide)
+                grad_weight_VD = product if grad_weight_VD is None else grad_weight_VD.add_(product)
             if grad_bias_V is not None:
                 grad_bias_V += logits.sum(dim=0, dtype=grad_bias_V.dtype)
         return grad_hidden_ND, _rounded(grad_weight_VD, weight_VD), _rounded(grad_bias_V, bias_V), None, None

@@ -3,22 +3,29 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import psutil
 import torch
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 
+from rloo_cli.data.adapter_folder import base_of
 from rloo_cli.data.model_folder import model_errors, reason_of
+from rloo_cli.data.model_kind import model_class
 from rloo_cli.errors import NonFiniteError, RecipeError
 from rloo_cli.recipe.schema import ModelSection
+from rloo_cli.rollout.visual import has_own_positions, literal_tokens, model_arguments, text_part
 from rloo_cli.training.logprobs import find_head, head_logprobs
-from rloo_cli.training.microbatches import Layout, ScoringBatch
-from rloo_cli.training.packed import PACKED
+from rloo_cli.training.microbatches import Layout, ScoringBatch, VisualBatch
+from rloo_cli.training.packed import PACKED, PackedUnsupportedError
 
 GIB = 1 << 30
+
+Scorer = Callable[[ScoringBatch], tuple[torch.Tensor, torch.Tensor]]
+"""What gives (log-prob, entropy) of every completion token of a micro-batch: a policy, or a reference."""
 
 
 class Policy(torch.nn.Module):
@@ -43,7 +50,8 @@ class Policy(torch.nn.Module):
         if self.layout == "plain":
             yield
             return
-        configs = {id(module.config): module.config for module in self.model.modules() if isinstance(module, PreTrainedModel)}
+        text = text_part(self.model)
+        configs = {id(module.config): module.config for module in text.modules() if isinstance(module, PreTrainedModel)}
         before = [(config, config._attn_implementation) for config in configs.values()]
         try:
             for config, _ in before:
@@ -56,21 +64,39 @@ class Policy(torch.nn.Module):
     def forward(self, batch: ScoringBatch) -> tuple[torch.Tensor, torch.Tensor]:
         """(log-prob, entropy) of every completion token, both [N], nats."""
         with self.attention():
-            outputs = self.model.base_model(
-                input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.model_kwargs
-            )
+            if batch.visual is None:
+                outputs = self.model.base_model(
+                    input_ids=batch.input_ids, position_ids=batch.position_ids, use_cache=False, **batch.model_kwargs
+                )
+            else:
+                outputs = self._with_images(batch, batch.visual)
         hidden_ND = outputs.last_hidden_state.flatten(0, 1).index_select(0, batch.predict_N)
         return head_logprobs(hidden_ND, find_head(self.model), batch.target_N, temperature=self.temperature, chunk=self.head_chunk)
 
+    def _with_images(self, batch: ScoringBatch, visual: VisualBatch) -> Any:
+        """The base model's output for rows with images.
+
+        Raises:
+            PackedUnsupportedError: the model finds the positions of such prompts itself, which a packed sequence does not bear.
+        """
+        positions: torch.Tensor | None = batch.position_ids
+        if has_own_positions(self.model):
+            if self.layout == "packed":
+                raise PackedUnsupportedError(f"the positions of {type(self.model).__name__} depend on the images")
+            positions = None
+        images = model_arguments(self.model, visual.arguments)
+        with literal_tokens(self.model, batch.input_ids, visual.literal_L) as input_ids:
+            return self.model.base_model(input_ids=input_ids, position_ids=positions, use_cache=False, **batch.model_kwargs, **images)
+
 
 def load_model(section: ModelSection, *, seed: int, trust_remote_code: bool) -> PreTrainedModel:
-    """The model in the recipe's dtype, on the CPU, from safetensors only.
+    """The model in the recipe's dtype, on the CPU, from safetensors only; without its adapter, where an adapter's folder is named.
 
     Raises:
         RecipeError: nothing loadable under that name, more than this machine's memory holds, or not all of its weights are there.
         NonFiniteError: a weight is NaN or infinite.
     """
-    dtype = getattr(torch, section.dtype)
+    section, dtype = base_of(section), getattr(torch, section.dtype)
     options = {"revision": section.model_revision, "trust_remote_code": trust_remote_code}
     try:
         config = AutoConfig.from_pretrained(section.model_name_or_path, **options)
@@ -79,9 +105,9 @@ def load_model(section: ModelSection, *, seed: int, trust_remote_code: bool) -> 
         if section.random_weights:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(seed)
-                model = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+                model = model_class(config).from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
         else:
-            model, loading = AutoModelForCausalLM.from_pretrained(
+            model, loading = model_class(config).from_pretrained(
                 section.model_name_or_path, dtype=dtype, use_safetensors=True, output_loading_info=True, **options
             )
             missing = loading["missing_keys"]
@@ -109,7 +135,8 @@ def empty_model(section: ModelSection, *, trust_remote_code: bool) -> PreTrained
 
 def _on_meta(config: PreTrainedConfig, dtype: torch.dtype, *, trust_remote_code: bool) -> PreTrainedModel:
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        model: PreTrainedModel = model_class(config).from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
+        return model
 
 
 def _refuse_beyond_memory(config: PreTrainedConfig, dtype: torch.dtype, name: str, *, trust_remote_code: bool) -> None:

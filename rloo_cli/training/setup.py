@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.ranks import Ranks, join_ranks
 from rloo_cli.training import auto
+from rloo_cli.training.adapter import add_adapter
 from rloo_cli.training.engines import EngineMaker, prepare_engine
 from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.policy import Policy, disable_dropout, empty_model, load_model
@@ -92,7 +93,7 @@ def load_shared(inputs: TrainingInputs, device: Device) -> PreTrainedModel:
 
 
 def load(inputs: TrainingInputs) -> PreTrainedModel:
-    """The recipe's model on the CPU, its dropout off where the recipe says so."""
+    """The recipe's model on the CPU, its dropout off where the recipe says so, with the adapter that is to be trained."""
     model = load_model(inputs.recipe.model, seed=inputs.recipe.training.seed, trust_remote_code=inputs.trust_remote_code)
     return _prepared(inputs, model)
 
@@ -100,6 +101,8 @@ def load(inputs: TrainingInputs) -> PreTrainedModel:
 def _prepared(inputs: TrainingInputs, model: PreTrainedModel) -> PreTrainedModel:
     if inputs.recipe.training.disable_dropout:
         disable_dropout(model)
+    if (section := inputs.recipe.model).use_peft:
+        add_adapter(model, section, seed=inputs.recipe.training.seed)
     return model
 
 
@@ -122,13 +125,15 @@ def _decide(inputs: TrainingInputs, policy: Policy, device: Device) -> dict[str,
     recipe, training = inputs.recipe, inputs.recipe.training
     threads = auto.decide_threads(training)
     torch.set_num_threads(threads)
-    probe = inputs.prompts[0].token_ids
+    prompt = inputs.prompts[inputs.prompts.first_with_images or 0]
+    probe = prompt.token_ids
     length = recipe.generation.max_completion_length or len(probe)
     layout = auto.decide_layout(
         training,
         policy,
         prompt_ids=probe,
         completion_length=length,
+        visual=prompt.visual,
         is_low=device.strategy.is_sharded and device.low_precision is not None,
         give_up=device.strategy.give_up_pass,
     )

@@ -14,7 +14,7 @@ from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import LocalState, SavedState
 from rloo_cli.training.microbatches import ScoringBatch
 from rloo_cli.training.optimizer import OptimizerAndSchedule
-from rloo_cli.training.policy import Policy
+from rloo_cli.training.policy import Policy, Scorer
 
 if TYPE_CHECKING:
     from rloo_cli.recipe.accelerate_config import Distribution, StrategyName
@@ -46,8 +46,8 @@ class Strategy(Protocol):
     def distribute(self, policy: Policy, make_optimizer: MakeOptimizer) -> None:
         """Lay the policy out on the ranks' devices. It is whole on the main rank's CPU; on the others too, or without weights where `is_sharded`."""
 
-    def make_reference(self, *, low_precision: torch.dtype | None) -> Policy:
-        """A frozen copy of the policy as it is now, in eval mode, laid out likewise."""
+    def make_reference(self, *, low_precision: torch.dtype | None) -> Scorer:
+        """What scores as the policy does now, in eval mode, and never changes: a frozen copy, laid out likewise, where there is no adapter."""
 
     def decoding_model(self) -> PreTrainedModel:
         """The model for whoever decodes with transformers: the policy's own, or one on the meta device where no rank holds it. No collective."""

@@ -13,11 +13,12 @@ from transformers import PreTrainedModel
 from rloo_cli.recipe.accelerate_config import StrategyName
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import LocalState, SavedState
+from rloo_cli.training import adapter as adapters
 from rloo_cli.training import policy as policies
 from rloo_cli.training.laid_out import LaidOut
 from rloo_cli.training.microbatches import ScoringBatch
-from rloo_cli.training.parts import Part, aliased, load_parts, local_flat, local_state_of, unique_names
-from rloo_cli.training.policy import Policy
+from rloo_cli.training.parts import Part, load_parts, local_flat, local_state_of, unique_names
+from rloo_cli.training.policy import Policy, Scorer
 from rloo_cli.training.strategy import MakeOptimizer
 
 BUCKET_BYTES = 64 << 20
@@ -40,8 +41,10 @@ class Replicated(LaidOut):
         self._policy = policy.to(self.accelerator.device)
         self._optimizer = make_optimizer(policy)
 
-    def make_reference(self, *, low_precision: torch.dtype | None) -> Policy:
-        """A frozen copy of the policy as it is now, in eval mode."""
+    def make_reference(self, *, low_precision: torch.dtype | None) -> Scorer:
+        """A frozen copy of the policy as it is now, in eval mode; with an adapter the same policy, the adapter off or as it is now."""
+        if adapters.is_adapted(self.policy.model):
+            return adapters.reference_of(self.policy)
         return policies.make_reference(self.policy, low_precision=low_precision)
 
     def decoding_model(self) -> PreTrainedModel:
@@ -89,17 +92,15 @@ class Replicated(LaidOut):
         return self.optimizer.step()
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The model's tensors themselves, by state-dict name; no collective."""
-        for names, tensor in aliased(self.policy.model):
-            whole = tensor.detach()
-            yield from ((name, whole) for name in names)
+        """The model's tensors themselves, by state-dict name, or those that have the adapter in them; no collective."""
+        return adapters.plain_tensors(self.policy.model)
 
     def first_non_finite(self) -> str | None:
         """The name of the first parameter that holds NaN or infinity; None where all are finite. No collective."""
         return policies.first_non_finite(self.policy.model)
 
     def local_state(self) -> LocalState:
-        """On the main rank all of weights and optimizer state; nothing on the others, which have the same."""
+        """On the main rank all that is trained, and its optimizer state; nothing on the others, which have the same."""
         return local_state_of(self._parts() if self.ranks.is_main else (), self.optimizer)
 
     def load_state(self, saved: SavedState) -> None:
@@ -110,7 +111,11 @@ class Replicated(LaidOut):
         return [p for p in self.policy.parameters() if p.requires_grad]
 
     def _parts(self) -> Iterator[Part]:
-        for name, tensor in unique_names(self.policy.model):
+        model = self.policy.model
+        trained = adapters.adapter_names(model) if adapters.is_adapted(model) else None
+        for name, tensor in unique_names(model):
+            if trained is not None and name not in trained:
+                continue
             yield Part(name=name, shape=tuple(tensor.shape), start=0, values=local_flat(tensor), key=tensor)
 
 
