@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "rloo_cli"
 
 ALLOWED: dict[tuple[str, str], str] = {
+    ("rloo_cli/api/inputs.py", "write"): "libraries write data and model below a folder of run/atomic.py's",
     ("rloo_cli/cli", "except"): "the edge: whatever happens becomes one line and an exit code",
     ("rloo_cli/cli/failures.py", "write"): "the traceback of a bug outside any run, in the folder for temporary files",
     ("rloo_cli/data/chat.py", "except"): "tokenizers raises plain Exception for a damaged tokenizer.json",

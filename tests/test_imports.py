@@ -29,12 +29,14 @@ MAY_IMPORT = {
     "launch": MIDDLE | BASE | {"training", "plan", "serving"},
     "serving": BASE | {"run", "rollout"},
     "doctor": MIDDLE | BASE | {"training", "plan", "launch", "serving"},
-    "cli": MIDDLE | BASE | {"training", "plan", "launch", "inspect", "report", "serving", "doctor"},
+    "cli": MIDDLE | BASE | {"training", "plan", "launch", "inspect", "report", "serving", "doctor", "trl_import"},
+    "trl_import": BASE | {"rewards"},
+    "api": MIDDLE | BASE | {"plan", "launch", "trl_import"},
     "__main__": {"cli"},
-    "__init__": set(),
+    "__init__": {"api"},
 }
 ONLY_IN = {"typer": "cli", "deepspeed": "training/strategy_zero.py", "vllm": ("rollout/vllm_", "serving/"), "peft": "training/adapter.py"}
-TORCH_FREE = BASE | {"rewards", "inspect", "report"}
+TORCH_FREE = BASE | {"rewards", "inspect", "report", "trl_import"}
 HEAVY = {"torch", "transformers", "datasets", "accelerate", "safetensors"}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -36,5 +37,9 @@ _Dumper.add_representer(str, _represent_text)
 
 def dump_recipe(recipe: Recipe) -> str:
     """The recipe as YAML, in the order of the schema; loads again to an equal Recipe."""
-    data = recipe.model_dump(mode="json")
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)
+    return dump_document(recipe.model_dump(mode="json"))
+
+
+def dump_document(document: Mapping[str, Any]) -> str:
+    """A mapping of plain data as the YAML of a recipe, in its own order; reading it gives the same values."""
+    return yaml.dump(dict(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000)
