@@ -12,10 +12,12 @@ from transformers import (
     Gemma3TextConfig,
     GPT2Config,
     LlamaConfig,
+    MixtralConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
     Qwen2Config,
+    Qwen2MoeConfig,
 )
 
 SPECIAL = ["<|pad|>", "<|eos|>", "<|im_start|>", "<|im_end|>"]
@@ -115,6 +117,19 @@ def falcon_h1(seed: int = 0, *, dtype: torch.dtype = torch.float32, vocab: int =
     """Mamba beside attention in every layer: its cache is not plain keys and values."""
     mamba = {"mamba_d_ssm": 64, "mamba_n_heads": 2, "mamba_d_head": 32, "mamba_n_groups": 1, "mamba_d_state": 8, "mamba_chunk_size": 16}
     return _build(FalconH1Config(**{**_common(vocab), "head_dim": 32, **mamba, **changes}), seed, dtype, spread)
+
+
+def mixtral(seed: int = 0, *, dtype: torch.dtype = torch.float32, vocab: int = VOCAB, spread: float = 8.0, **changes) -> PreTrainedModel:
+    """A mixture of 4 experts, 2 for each token, in both layers."""
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2, "head_dim": 32, "tie_word_embeddings": False}
+    return _build(MixtralConfig(**{**_common(vocab), **experts, **changes}), seed, dtype, spread)
+
+
+def qwen2_moe(seed: int = 0, *, dtype: torch.dtype = torch.float32, vocab: int = VOCAB, spread: float = 8.0, **changes) -> PreTrainedModel:
+    """A mixture of 5 experts beside a shared one, 2 for each token, in the second layer alone."""
+    experts = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 48, "shared_expert_intermediate_size": 48}
+    layers = {"mlp_only_layers": [0], "decoder_sparse_step": 1, "tie_word_embeddings": False}
+    return _build(Qwen2MoeConfig(**{**_common(vocab), **experts, **layers, **changes}), seed, dtype, spread)
 
 
 MODELS: dict[str, Callable[..., PreTrainedModel]] = {

@@ -136,6 +136,7 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("save_steps", "kind"): "a share of all steps is not offered",
     ("eval_steps", "kind"): "a share of all steps is not offered",
     ("dynamic_sampling_max_batches", "bound"): "with 1 nothing would be drawn again, which is `dynamic_sampling: filter`",
+    ("router_aux_loss_coef", "kind"): "where TRL has null, write the number of that name in the model's config.json, or 0",
     ("dtype", "kind"): "`auto` and float16 are not offered; float32 is the default and keeps master weights",
     ("report_to", "kind"): "name each tracker, or none",
 }

@@ -151,6 +151,15 @@ def _moving_reference(context: Context) -> Iterator[Finding]:
         )
 
 
+@_rule("algorithm.router_aux_loss_coef", "run.accelerate_config")
+def _router_loss(context: Context) -> Iterator[Finding]:
+    if context.recipe.algorithm.router_aux_loss_coef > 0 and context.strategy != "ddp":
+        yield Finding(
+            "algorithm.router_aux_loss_coef",
+            f"the routers' gradient is not taken apart from their layer's, as {context.strategy} would need: write `accelerate_config: ddp`, or 0.",
+        )
+
+
 @_rule("algorithm.dynamic_sampling", "algorithm.dynamic_sampling_max_batches")
 def _dynamic_sampling(context: Context) -> Iterator[Finding]:
     mode = context.recipe.algorithm.dynamic_sampling

@@ -119,7 +119,7 @@ _MODEL: dict[str, TrlKey] = {
 _RLOO: dict[str, TrlKey] = {
     "model_init_kwargs": _refused(None, "write `dtype` and `model_revision` as fields of their own", {}),
     "trust_remote_code": _refused(False, "a downloaded recipe could set it; it is a flag of the command line, `--trust-remote-code`"),
-    "router_aux_loss_coef": _later(None, "no auxiliary loss is added", 0.0),
+    "router_aux_loss_coef": _honoured(None, "null is the model's own number in TRL; here 0, no auxiliary loss"),
     "disable_dropout": _honoured(False, "here true: an on-policy ratio is then exactly 1"),
     "num_generations": _honoured(2),
     "num_generations_eval": _honoured(None, "null is num_generations in TRL, sampled; here 1, greedy"),

@@ -54,6 +54,10 @@ METRICS: dict[str, MetricKey] = {
     "rows/unscored": MetricKey("Completions without any reward: advantage 0, in nobody's baseline.", "rows"),
     "rows/skipped": MetricKey("Rows left out of the training pass because their advantage is 0; their gradient would be 0.", "rows"),
     "loss": MetricKey("The loss of the optimizer step.", "loss"),
+    "aux_loss": MetricKey(
+        "How unevenly a row's tokens are dealt out to the experts, mean over rows (`router_aux_loss_coef`); even = experts of a token.",
+        "loss",
+    ),
     "grad_norm": MetricKey("Norm of the gradient before clipping.", "norm"),
     "learning_rate": MetricKey("Learning rate of the step.", "rate"),
     "entropy": MetricKey("Mean entropy of the next-token distribution over completion tokens.", "nats"),

@@ -26,6 +26,8 @@ class PassSums:
     """(trainer's, sampler's) log-prob of each row."""
     clipped: int
     clip_rows: int
+    router: float | None
+    """The routers' auxiliary loss, its share of the step's mean; None without one."""
 
 
 class PassMetrics:
@@ -37,6 +39,7 @@ class PassMetrics:
         self.gaps: list[torch.Tensor] = []
         self.rows: list[tuple[torch.Tensor, torch.Tensor]] = []
         self.clipped: list[torch.Tensor] = []
+        self.router: float | None = None
 
     def add(self, loss: torch.Tensor, entropy_N: torch.Tensor) -> None:
         """Add a micro-batch's share of the loss and the entropies of its tokens (nats)."""
@@ -51,6 +54,11 @@ class PassMetrics:
     def add_clipped(self, clipped_B: torch.Tensor) -> None:
         """Add which rows the clip took out of the gradient."""
         self.clipped.append(clipped_B)
+
+    def add_router(self, share: float, coefficient: float) -> None:
+        """Add a micro-batch's share of the routers' auxiliary loss, with what it is to the loss."""
+        self.router = (self.router or 0.0) + share
+        self.loss += coefficient * share
 
     def sums(self) -> PassSums:
         """This rank's sums."""
@@ -67,6 +75,7 @@ class PassMetrics:
             rows=tuple(pair for ours, theirs in self.rows for pair in zip(ours.tolist(), theirs.tolist(), strict=True)),
             clipped=int(clipped_B.sum().item()),
             clip_rows=len(clipped_B),
+            router=self.router,
         )
 
 
@@ -80,6 +89,8 @@ def summarise(parts: Sequence[PassSums], *, off_policy: bool) -> dict[str, float
         result["sampling/logp_diff_max"] = max(part.gap_max for part in parts)
         rows = torch.tensor([pair for part in parts for pair in part.rows], dtype=torch.float64)
         result["sampling/ess"] = effective_sample_size(rows[:, 0], rows[:, 1]).item()
+    if any(part.router is not None for part in parts):
+        result["aux_loss"] = sum(part.router or 0.0 for part in parts)
     if not off_policy:
         result["clip_ratio/region_mean"] = 0.0
     elif clip_rows := sum(part.clip_rows for part in parts):

@@ -36,7 +36,8 @@ from rloo_cli.training.microbatches import (
 from rloo_cli.training.moving_reference import MovingReference
 from rloo_cli.training.non_finite import refuse_non_finite, refuse_non_finite_metrics
 from rloo_cli.training.pass_metrics import PassMetrics, summarise
-from rloo_cli.training.policy import Policy
+from rloo_cli.training.policy import Scorer
+from rloo_cli.training.router_loss import RouterLoss
 from rloo_cli.training.rows import put, record_old, sampled_logprobs, select_rows, take
 from rloo_cli.training.strategy import Strategy
 
@@ -88,6 +89,7 @@ class Updater:
         self.max_tokens = settings.max_tokens
         self.scoring_seconds = 0.0
         """Wall seconds that the current step spent on passes without gradient."""
+        self._router = RouterLoss(self.policy.model, algorithm.router_aux_loss_coef)
         self._in_hand: Experience | None = None
         self._passes = Passes(ranks, stop, is_lockstep=strategy.is_lockstep)
 
@@ -232,9 +234,11 @@ class Updater:
         return int((~self._is_masked(experience)[groups.start : groups.stop]).sum())
 
     def _rows_in_pass(self, experience: Experience, groups: Iterable[int]) -> list[GroupRows]:
-        """Rows whose gradient may differ from 0, or whose KL is still needed."""
+        """Rows whose gradient may differ from 0, or whose KL is still needed; all that N counts where their routers are balanced."""
         advantage_PG = self._known_advantages(experience)
         wanted_PG = experience.is_scored_PG & torch.where(advantage_PG.isnan(), True, (advantage_PG != 0) & ~self._is_masked(experience))
+        if self._router.coefficient > 0:
+            wanted_PG = wanted_PG | ~self._is_masked(experience)
         return select_rows(experience, groups, wanted_PG)
 
     def _known_advantages(self, experience: Experience) -> torch.Tensor:
@@ -303,7 +307,8 @@ class Updater:
         with self.strategy.autocast(), self.policy.attention():
             for pieces, is_last in self._micro_batches(rows, at_least=1):
                 batch = build_scoring_batch(pieces, self.policy.layout, self.accelerator.device)
-                logp_N, entropy_N = self.strategy.forward(batch)
+                with self._router.recording() as router_logits:
+                    logp_N, entropy_N = self.strategy.forward(batch)
                 ref_logp_N = self._reference_logprobs(batch) if needs_kl else None
                 loss = logp_N.sum() * 0  # of a micro-batch without rows, or one that fails
                 with self._passes.held_back():
@@ -311,6 +316,7 @@ class Updater:
                         experience, loss = self._loss_of(
                             experience, batch, logp_N, entropy_N, ref_logp_N, n, metrics, step, first_use=first_use
                         )
+                        loss = loss + self._router_loss(experience, router_logits, pieces, batch, n, metrics)
                 self._in_hand = experience
                 self.strategy.backward(loss, is_last=is_last)
         return experience
@@ -352,6 +358,23 @@ class Updater:
         if first_use:
             metrics.add_sampler_gap(logp_N, sampled_logprobs(experience, batch), logp_B, sampler_B)
         return experience, loss
+
+    def _router_loss(
+        self,
+        experience: Experience,
+        logits: Sequence[torch.Tensor],
+        pieces: Sequence[GroupRows],
+        batch: ScoringBatch,
+        n: int,
+        metrics: PassMetrics,
+    ) -> torch.Tensor | float:
+        """The micro-batch's share of the routers' auxiliary loss: the mean over the N rows."""
+        if not self._router.coefficient:
+            return 0.0
+        aux_B = self._router.by_row(logits, pieces, self.policy.layout)
+        aux_B = aux_B * (~take(self._is_masked(experience), batch.rows)).to(aux_B)
+        metrics.add_router(aux_B.detach().sum().item() / max(n, 1), self._router.coefficient)
+        return self._router.coefficient * aux_B.sum() / max(n, 1)
 
     def _correction(self) -> Literal["none", "truncate", "mask"]:
         asked = self.algorithm.importance_sampling_correction

@@ -94,6 +94,7 @@ class FakePrompts(list):
     """Prompts with the lengths and the fingerprint that a PromptSet has."""
 
     fingerprint = "f" * 64
+    first_with_images = None
 
     @property
     def lengths(self):
