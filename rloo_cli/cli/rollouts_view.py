@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -106,6 +107,7 @@ def group_parts(
     title = f"step {file.label} · prompt row {row_number(group.prompt_row)} · group {group.index + 1} of {total}"
     yield Rule(Text(title, style="bold"), align="left", style="dim")
     yield from _prompt_parts(console, group, with_special=tokens is not None, full=full)
+    yield from _image_lines(group)
     yield Text()
     yield from _completion_tables(console, group)
     for position, completion in enumerate(group.completions):
@@ -129,7 +131,25 @@ def _prompt_parts(console: Console, group: StoredGroup, *, with_special: bool, f
     for message in group.prompt:
         yield Text(visible(str(message.get("role", "?"))), style="bold")
         content = message.get("content")
-        yield text_block(console, content if isinstance(content, str | None) else str(content), full=full)
+        yield text_block(console, _content_text(content), full=full)
+
+
+def _content_text(content: Any) -> str | None:
+    """A message's content; parts one behind the other, an image as the word."""
+    if isinstance(content, str | None):
+        return content
+    parts = content if isinstance(content, list) and all(isinstance(part, Mapping) for part in content) else None
+    return str(content) if parts is None else "".join(str(part["text"]) if "text" in part else f"[{part.get('type')}]" for part in parts)
+
+
+def _image_lines(group: StoredGroup) -> Iterator[RenderableType]:
+    """A line an image: where it came from, how large it is, and the hash by which it is the same in two files."""
+    from rich.text import Text
+
+    for number_of_image, image in enumerate(group.images, start=1):
+        digest = hashlib.sha256(image.data).hexdigest()[:12]
+        name = f"{visible(image.name)}, " if image.name else ""
+        yield Text(f"image {number_of_image}  {name}{len(image.data):,} bytes, sha256 {digest}", style="cyan")
 
 
 def _completion_tables(console: Console, group: StoredGroup) -> Iterator[RenderableType]:

@@ -193,14 +193,15 @@ def _tokenize(
     for batch in _batches(fitting()):
         encoded = encode_texts([text for _, text in batch], tokenizer=tokenizer, is_templated=is_chat)
         for (row, text), ids in zip(batch, encoded, strict=True):
+            digest = ""
             if images is not None and images.column is not None:
-                ids = _with_images(row, text, ids, rows, images, unreadable)
+                ids, digest = _with_images(row, text, ids, rows, images, unreadable)
             if not ids:
                 empty.add(rows.place(row), "the prompt has no tokens")
             elif len(ids) > max_prompt_tokens:
                 too_long.add(rows.place(row), f"the prompt has {len(ids):,} tokens; {max_prompt_tokens:,} is the most")
             else:
-                prompts.append(row, ids, text if is_chat else None)
+                prompts.append(row, ids, text if is_chat else None, digest)
     unreadable.raise_if_any()
     empty.raise_if_any()
     if data.overlong_prompts == "error":
@@ -208,11 +209,11 @@ def _tokenize(
     prompts.dropped = len(too_long)
 
 
-def _with_images(row: int, text: str, ids: list[int], rows: Rows, images: RowImages, unreadable: Problems) -> list[int]:
-    """The ids of a prompt whose images take their places in it; as they are where the row has no image, or one that cannot be read."""
+def _with_images(row: int, text: str, ids: list[int], rows: Rows, images: RowImages, unreadable: Problems) -> tuple[list[int], str]:
+    """The ids of a prompt whose images take their places in it, and the images' digest; as they are where the row has none, or none readable."""
     try:
         made = images.encode(row, text)
     except ValueError as error:
         unreadable.add(rows.place(row), f"`{images.column}` {error}")
-        return ids
-    return ids if made is None else made[0]
+        return ids, ""
+    return (ids, "") if made is None else (made[0], made[1].digest)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rloo_cli.data.adapter_folder import base_of
 from rloo_cli.data.images import decode_image
 from rloo_cli.data.model_folder import model_errors, reason_of
+from rloo_cli.data.model_kind import is_vision_language
 from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.schema import ModelSection
 from rloo_cli.types import EncodedImage, VisualInputs
@@ -15,6 +18,8 @@ from rloo_cli.types import EncodedImage, VisualInputs
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedTokenizerBase
 
+FILES = ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json", "chat_template.json")
+"""What a processor is read from, beside the tokenizer's files."""
 OF_THE_TEXT = ("input_ids", "attention_mask")
 """What a processor returns beside the images' tensors, and what we make ourselves."""
 TOKEN_TYPES = "token_type_ids"  # noqa: S105 - no password
@@ -50,6 +55,19 @@ class VisualProcessor:
         processor.tokenizer = self._tokenizer
         return processor
 
+    def files(self) -> tuple[Path, ...]:
+        """The processor's files where they lie: in the model's folder, or in the hub's cache."""
+        from transformers.utils import cached_file
+
+        model = self._model
+        paths = [
+            cached_file(
+                model.model_name_or_path, name, revision=model.model_revision or "main", _raise_exceptions_for_missing_entries=False
+            )
+            for name in FILES
+        ]
+        return tuple(Path(path) for path in paths if path is not None)
+
     def __call__(self, text: str, images: Sequence[EncodedImage]) -> tuple[list[int], VisualInputs]:
         """The ids of a rendered prompt, its placeholders repeated, and the images as the model takes them.
 
@@ -71,6 +89,23 @@ class VisualProcessor:
             tensors={name: value for name, value in others.items() if name not in types and hasattr(value, "shape")},
             token_types=types,
         )
+
+
+def visual_processor(
+    model: ModelSection, config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase, *, trust_remote_code: bool
+) -> VisualProcessor | None:
+    """The processor of a vision-language model, whose chat template the tokenizer gets where it has none; None for a model of text.
+
+    Raises:
+        RecipeError: the template is in the processor, which cannot be read.
+    """
+    model = base_of(model)
+    if not is_vision_language(config):
+        return None
+    visual = VisualProcessor(model, config, tokenizer, trust_remote_code=trust_remote_code)
+    if not tokenizer.chat_template and (Path(model.model_name_or_path) / "chat_template.json").is_file():
+        tokenizer.chat_template = visual.processor.chat_template
+    return visual
 
 
 def _processor_class(config: PreTrainedConfig) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 import json
 from array import array
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -35,15 +35,18 @@ class PromptSet:
         self._rows = rows
         self._data = data
         self._images = images if images is not None and images.column is not None else None
+        self._digests: list[str] = []
         self._kept = array("q")
         self._ids = array("i")
         self._id_ends = array("q")
         self._texts = bytearray()
         self._text_ends = array("q")
 
-    def append(self, row: int, ids: list[int], text: str | None) -> None:
-        """Add the prompt of a row of the split; `text` is None where it is the content itself."""
+    def append(self, row: int, ids: list[int], text: str | None, digest: str = "") -> None:
+        """Add the prompt of a row of the split; `text` is None where it is the content itself, `digest` names its images."""
         self._kept.append(row)
+        if self._images is not None:
+            self._digests.append(digest)
         self._ids.extend(ids)
         self._id_ends.append(len(self._ids))
         if text is not None:
@@ -61,11 +64,11 @@ class PromptSet:
         text = self._text(index, content)
         visual = None
         if self._images is not None:
-            visual = self._visual(index, text, ids)
+            visual = self._visual(index, text)
             columns[self._images.column or ""] = self._images.for_rewards(visual.images if visual is not None else ())
         return Prompt(row=index, content=content, text=text, token_ids=tuple(ids), columns=columns, visual=visual)
 
-    def _visual(self, index: int, text: str, ids: Sequence[int]) -> VisualInputs | None:
+    def _visual(self, index: int, text: str) -> VisualInputs | None:
         """The prompt's images, read again.
 
         Raises:
@@ -76,18 +79,25 @@ class PromptSet:
             made = self._images.encode(self._kept[index], text)
         except ValueError as error:
             raise DataError(f"{self.place(index)}: `{self._images.column}` {error}.") from error
-        if made is None:
-            return None
-        if list(ids) != made[0]:
-            raise DataError(f"{self.place(index)}: the image has another size than when the prompts were loaded; leave the files alone.")
-        return made[1]
+        visual = None if made is None else made[1]
+        if ("" if visual is None else visual.digest) != self._digests[index]:
+            raise DataError(f"{self.place(index)}: an image has changed since the prompts were loaded; leave the files alone.")
+        return visual
+
+    @property
+    def has_images(self) -> bool:
+        """Whether the data has a column of images."""
+        return self._images is not None
+
+    @property
+    def image_column(self) -> str | None:
+        """The name of that column; None where there is none."""
+        return self._images.column if self._images is not None else None
 
     @property
     def first_with_images(self) -> int | None:
         """The first prompt that has images; None where none has."""
-        if self._images is None:
-            return None
-        return next((index for index, row in enumerate(self._kept) if self._images.read(row)), None)
+        return next((index for index, digest in enumerate(self._digests) if digest), None)
 
     def _content_and_columns(self, index: int) -> tuple[PromptContent, dict[str, Any]]:
         columns = self._rows.row(self._kept[index], without=self._images.column if self._images is not None else None)
@@ -104,7 +114,9 @@ class PromptSet:
         return tuple(name for name in self._rows.columns if name != self._data.prompt_column)
 
     def column(self, name: str) -> list[Any]:
-        """The values of a further column, one a prompt, JSON-able, None where a row lacks it."""
+        """The values of a further column, one a prompt, JSON-able, None where a row lacks it; None for all images, which are too large together."""
+        if name == self.image_column:
+            return [None] * len(self)
         values = self._rows.column(name)
         return [values[row] for row in self._kept]
 
@@ -119,9 +131,10 @@ class PromptSet:
         return int(np.frombuffer(self._ids, dtype=self._ids.typecode).max())
 
     def repeats(self) -> tuple[int, tuple[int, int] | None]:
-        """How many prompts have the tokens of an earlier one, and the first pair (earlier, later)."""
+        """How many prompts have the tokens, and the images, of an earlier one, and the first pair (earlier, later)."""
         starts = [0, *self._id_ends[:-1]]
-        hashes = np.fromiter((hash(self._ids[start:end].tobytes()) for start, end in zip(starts, self._id_ends, strict=True)), np.int64)
+        kinds_of = zip(starts, self._id_ends, self._digests or itertools.repeat(""), strict=False)
+        hashes = np.fromiter((hash((self._ids[start:end].tobytes(), digest)) for start, end, digest in kinds_of), np.int64)
         _, firsts, kinds = np.unique(hashes, return_index=True, return_inverse=True)
         later = np.flatnonzero(firsts[kinds] != np.arange(len(self)))
         return len(later), (int(firsts[kinds[later[0]]]), int(later[0])) if len(later) else None
@@ -136,8 +149,8 @@ class PromptSet:
         digest = hashlib.sha256()
         for index in range(len(self)):
             digest.update(json.dumps(self._content_and_columns(index), sort_keys=True).encode() + b"\n")
-            for image in self._images.read(self._kept[index]) if self._images is not None else ():
-                digest.update(image.digest.encode())
+            if self._digests:
+                digest.update(self._digests[index].encode() + b"\n")
         return digest.hexdigest()
 
 

@@ -47,6 +47,16 @@ class StoredCompletion:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StoredImage:
+    """An image of a prompt."""
+
+    data: bytes = field(repr=False)
+    """Of its file."""
+    name: str
+    """The path that the data set gave; empty where it held bytes alone."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredGroup:
     """A prompt and its completions, in order."""
 
@@ -59,6 +69,8 @@ class StoredGroup:
     prompt: PromptContent | None
     prompt_text: str | None
     completions: tuple[StoredCompletion, ...]
+    images: tuple[StoredImage, ...] = ()
+    """Of the prompt."""
 
     @property
     def key(self) -> str:
@@ -154,7 +166,14 @@ def _group(rows: Sequence[Mapping[str, Any]], start: int, end: int, index: int) 
         prompt=_prompt(first.get("prompt")),
         prompt_text=first.get("prompt_text"),
         completions=tuple(_completion(row) for row in rows[start:end]),
+        images=tuple(_images(first.get("images") or ())),
     )
+
+
+def _images(cells: Sequence[Mapping[str, Any]]) -> Iterator[StoredImage]:
+    for cell in cells:
+        data = cell.get("bytes")
+        yield StoredImage(data=data if isinstance(data, bytes) else b"", name=str(cell.get("path") or ""))
 
 
 def _completion(row: Mapping[str, Any]) -> StoredCompletion:
@@ -210,6 +229,7 @@ def _fits(kind: pa.DataType, expected: str) -> bool:
         "string": lambda kind: types.is_string(kind) or types.is_large_string(kind),
         "list<int32>": lambda kind: types.is_list(kind) and types.is_integer(kind.value_type),
         "list<float>": lambda kind: types.is_list(kind) and types.is_floating(kind.value_type),
+        "list<image>": lambda kind: types.is_list(kind) and types.is_struct(kind.value_type),
         "any": lambda kind: True,
     }
     return types.is_null(kind) or bool(tests[expected](kind))

@@ -42,11 +42,12 @@ def model_shape(config: PreTrainedConfig) -> ModelShape:
         RecipeError: nothing can be built from that configuration.
     """
     import torch
-    from transformers import AutoModelForCausalLM
+
+    from rloo_cli.data.model_kind import model_class
 
     try:
         with torch.device("meta"):
-            model = AutoModelForCausalLM.from_config(config)
+            model = model_class(config).from_config(config)
     except model_errors() as error:
         raise RecipeError(f"model.model_name_or_path: no model can be built from its config.json: {reason_of(error)}") from error
     text = config.get_text_config()

@@ -9,13 +9,17 @@ from pathlib import Path
 from typing import Any
 
 from rloo_cli.run import atomic
-from rloo_cli.types import FinishReason, PromptContent
+from rloo_cli.types import EncodedImage, FinishReason, PromptContent
 
 COLUMNS = {
     "step": ("int64", "Optimizer step that the completion was made for."),
     "prompt_row": ("int64", "Row of the prompt in its split, from 0."),
     "prompt": ("string", "The prompt as JSON: a string or a list of messages."),
-    "prompt_text": ("string", "The prompt as the model saw it."),
+    "prompt_text": ("string", "The prompt as the model saw it; before an image's placeholder is repeated."),
+    "images": (
+        "list<image>",
+        "The prompt's images, `bytes` and `path` of each, in the first row of its group; the column is there where a prompt has images.",
+    ),
     "completion": ("string", "The completion, special tokens left out: what reward functions saw."),
     "completion_ids": ("list<int32>", "Its token ids, EOS included."),
     "logprobs": ("list<float>", "Log-prob of each token when it was sampled, nats."),
@@ -61,6 +65,8 @@ class RolloutRow:
     advantage: float | None = None
     rewards: Mapping[str, float | None] = field(default_factory=dict)
     """By name of the reward function; the same names in every row."""
+    images: Sequence[EncodedImage] = ()
+    """In the first row of a group alone."""
     extras: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -74,6 +80,8 @@ def write_rollouts(path: Path, rows: Sequence[RolloutRow]) -> None:
     import pyarrow.parquet as pq
 
     columns = {name: pa.array(values, type=kind) for name, kind, values in _fixed_columns(rows)}
+    if any(row.images for row in rows):
+        columns["images"] = _images(rows)
     for name in _names(row.rewards for row in rows):
         columns[f"rewards/{name}"] = pa.array([row.rewards.get(name) for row in rows], type=pa.float64())
     for name in _names(row.extras for row in rows):
@@ -95,7 +103,17 @@ def _fixed_columns(rows: Sequence[RolloutRow]) -> list[tuple[str, Any, list[Any]
         "list<int32>": pa.list_(pa.int32()),
         "list<float>": pa.list_(pa.float32()),
     }
-    return [(name, kinds[kind], [_cell(row, name) for row in rows]) for name, (kind, _) in COLUMNS.items() if "<" not in name]
+    return [
+        (name, kinds[kind], [_cell(row, name) for row in rows]) for name, (kind, _) in COLUMNS.items() if kind in kinds and "<" not in name
+    ]
+
+
+def _images(rows: Sequence[RolloutRow]) -> Any:
+    """As `datasets` stores a list of its Image feature."""
+    import pyarrow as pa
+
+    cells = [[{"bytes": image.data, "path": image.name or None} for image in row.images] if row.images else None for row in rows]
+    return pa.array(cells, type=pa.list_(pa.struct({"bytes": pa.binary(), "path": pa.string()})))
 
 
 def _cell(row: RolloutRow, name: str) -> Any:

@@ -5,17 +5,20 @@ from __future__ import annotations
 import logging
 import random
 from collections.abc import Callable
+from dataclasses import replace
 
 import psutil
 import torch
 from transformers import PreTrainedConfig
 
-from rloo_cli.errors import RlooError
+from rloo_cli.errors import RecipeError, RlooError
 from rloo_cli.recipe.schema import Recipe, TrainingSection
+from rloo_cli.rollout.visual import has_own_positions
 from rloo_cli.training.bf16_speed import BF16_PAYS
 from rloo_cli.training.bf16_speed import product_seconds as _product_seconds
 from rloo_cli.training.microbatches import GroupRows, Layout, build_scoring_batch
 from rloo_cli.training.policy import Policy
+from rloo_cli.types import VisualInputs
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +53,7 @@ def decide_layout(
     *,
     prompt_ids: tuple[int, ...],
     completion_length: int,
+    visual: VisualInputs | None = None,
     is_low: bool = False,
     give_up: Callable[[], None] = lambda: None,
 ) -> Layout:
@@ -60,12 +64,18 @@ def decide_layout(
         policy: on its device; where it is sharded every rank asks.
         prompt_ids: of some prompt.
         completion_length: the longest, in tokens.
+        visual: that prompt's images.
         is_low: the policy computes in bf16, whatever its weights are held in.
         give_up: called when a forward pass has failed.
     """
+    if training.layout == "packed" and visual is not None and has_own_positions(policy.model):
+        raise RecipeError(
+            f"training.layout: packed sequences do not bear prompts with images of {type(policy.model).__name__}, whose positions depend on "
+            "the images (M-RoPE): use `layout: plain` or `auto`."
+        )
     if training.layout != "auto":
         return training.layout
-    group = _probe_group(prompt_ids, completion_length)
+    group = replace(_probe_group(prompt_ids, completion_length), visual=visual)
     plain, packed = _probe(policy, group, "plain"), None
     try:
         packed = _probe(policy, group, "packed")
@@ -129,6 +139,18 @@ def decide_head_chunk(training: TrainingSection, vocabulary: int, max_tokens: in
     if max_tokens * vocabulary * 4 <= HEAD_BYTES_KEPT:
         return None
     return max(1, HEAD_CHUNK_BYTES // (vocabulary * 4))
+
+
+def decisions_told(recipe: Recipe, device: torch.device) -> str:
+    """How training computes here, in a line, from a recipe in which all is decided."""
+    training = recipe.training
+    where = (
+        torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"the {device.type} with {training.threads} thread{'s' * (training.threads != 1)}"
+    )
+    precision = "bfloat16" if training.bf16 else recipe.model.dtype
+    return f"computing on {where} in {precision}, {training.layout} layout, micro-batches of up to {training.max_tokens_per_micro_batch} tokens"
 
 
 def with_decisions(recipe: Recipe, **training: object) -> Recipe:

@@ -68,6 +68,7 @@ def unfinished_rows(
                     prompt_row=prompt.row,
                     prompt=prompt.content,
                     prompt_text=prompt.text,
+                    images=prompt.visual.images if prompt.visual is not None and g == 0 else (),
                     weights_version=weights_version,
                     rewards=dict.fromkeys(names),
                     **(_sampled(group, g) if group is not None else _so_far(error.token_ids if row == error.row else (), tokenizer)),

@@ -1,21 +1,36 @@
-"""final/: the trained model as a plain transformers folder."""
+"""final/: the trained model as a plain transformers folder, or the trained adapter as peft has it."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from rloo_cli.run.atomic import AtomicFolder, ensure_free
 from rloo_cli.run.folder import RunFolder
 from rloo_cli.run.ranks import Ranks
-from rloo_cli.training.model_files import Named, Plan, as_published, plan_weights, save_description, write_weights
+from rloo_cli.training.adapter import adapter_document, is_adapted, published
+from rloo_cli.training.model_files import (
+    Named,
+    Plan,
+    as_published,
+    copy_files,
+    plan_weights,
+    save_description,
+    write_adapter,
+    write_weights,
+)
 from rloo_cli.training.strategy import Strategy
 
 
-def save_final_model(folder: RunFolder, strategy: Strategy, tokenizer: PreTrainedTokenizerBase, *, step: int, ranks: Ranks) -> None:
-    """Write model, configuration, generation configuration and tokenizer, complete or not at all; a collective.
+def save_final_model(
+    folder: RunFolder, strategy: Strategy, tokenizer: PreTrainedTokenizerBase, *, step: int, ranks: Ranks, beside: Sequence[Path] = ()
+) -> None:
+    """Write model, configuration, generation configuration and tokenizer, or adapter and tokenizer; complete or not at all; a collective.
+
+    `beside`: files that are copied into it, a vision-language model's processor.
 
     Raises:
         StorageError: it could not be written; the last checkpoint stands.
@@ -23,15 +38,19 @@ def save_final_model(folder: RunFolder, strategy: Strategy, tokenizer: PreTraine
     """
     model = strategy.policy.model
     if strategy.name == "ddp":
-        ranks.together(lambda: _save_own(folder, model, tokenizer, step=step) if ranks.is_main else None)
+        ranks.together(lambda: _save_own(folder, model, tokenizer, beside, step=step) if ranks.is_main else None)
     else:
         _save_gathered(folder, strategy, model, tokenizer, step=step, ranks=ranks)
 
 
-def _save_own(folder: RunFolder, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, step: int) -> None:
+def _save_own(folder: RunFolder, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, beside: Sequence[Path], *, step: int) -> None:
     with _folder(folder, step) as files:
-        model.save_pretrained(files.path)
+        if is_adapted(model):
+            write_adapter(files, adapter_document(model), published(model))
+        else:
+            model.save_pretrained(files.path)
         tokenizer.save_pretrained(files.path)
+        copy_files(beside, files.path)
 
 
 def _folder(folder: RunFolder, step: int) -> AtomicFolder:

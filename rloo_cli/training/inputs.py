@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
@@ -37,6 +38,8 @@ class TrainingInputs:
     """Locked by the caller, sub-folders prepared."""
     resume_from: Checkpoint | None
     trust_remote_code: bool
+    processor_files: tuple[Path, ...] = ()
+    """What a vision-language model has beside its tokenizer, to go with the trained one."""
     progress: Progress
     distribution: Distribution = field(default_factory=Distribution)
     """How the model lies over the processes."""

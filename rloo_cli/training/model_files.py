@@ -6,9 +6,10 @@ import copy
 import json
 import weakref
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -16,9 +17,11 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightTransform, revert_weight_conversion
 from transformers.dynamic_module_utils import custom_object_save
 
-from rloo_cli.run.atomic import AtomicFolder
+from rloo_cli.data.adapter_folder import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from rloo_cli.run.atomic import AtomicFolder, write_json
 from rloo_cli.run.manifest import Bytes
 from rloo_cli.run.tensors import safetensors_head, safetensors_stream, tensor_bytes
+from rloo_cli.training.adapter import adapter_document, is_adapted
 
 FILE_BYTES = 5_000_000_000
 """Of a file of weights at most, but for a single larger tensor; what hubs and copying programs are used to."""
@@ -30,10 +33,18 @@ METADATA = {"format": "pt"}
 Named = tuple[str, torch.Tensor]
 
 
-def save_description(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, dtype: torch.dtype | None = None) -> None:
-    """Write all of a transformers folder but the weights: configuration, generation configuration, tokenizer, code of the model's own.
+def save_description(
+    folder: Path,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    dtype: torch.dtype | None = None,
+    beside: Sequence[Path] = (),
+) -> None:
+    """Write all of a transformers folder but the weights: configuration, generation configuration, tokenizer, code of the model's own; with
+    an adapter in the model its configuration too.
 
-    `dtype`: of the weights that go with it; None: the model's.
+    `dtype`: of the weights that go with it; None: the model's. `beside`: files that are copied (a processor's).
     """
     config = copy.deepcopy(model.config)
     config.dtype = str(dtype or model.dtype).removeprefix("torch.")
@@ -45,6 +56,27 @@ def save_description(folder: Path, model: PreTrainedModel, tokenizer: PreTrained
     if model.can_generate():
         model.generation_config.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    copy_files(beside, folder)
+    if is_adapted(model):
+        write_json(folder / ADAPTER_CONFIG, adapter_document(model))
+
+
+def copy_files(files: Sequence[Path], folder: Path) -> None:
+    """Copy files into a folder, under their names."""
+    for path in files:
+        (folder / path.name).write_bytes(path.read_bytes())
+
+
+def write_adapter(files: AtomicFolder, document: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> int:
+    """Write an adapter as peft has it, the document its configuration; bytes of its weights.
+
+    Raises:
+        StorageError: it could not be written.
+    """
+    files.write_json(ADAPTER_CONFIG, document)
+    size, stream = safetensors_stream(tensors, METADATA)
+    files.write(ADAPTER_WEIGHTS, stream, size=size)
+    return size
 
 
 def as_published(model: PreTrainedModel | None, tensors: Iterable[Named]) -> Iterator[Named]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from rloo_cli.run.folder import RunFolder
+from rloo_cli.run.live_view import Sample
 from rloo_cli.run.metrics import MetricsWriter
 from rloo_cli.run.progress import Progress
 from rloo_cli.run.rollouts import RolloutRow, write_rollouts
@@ -33,7 +34,7 @@ class Recorder:
         if experience is not None:
             write_rollouts(self.folder.rollout_file(int(row["step"])), rollout_rows(experience, self.names))
         self.metrics.write(row)
-        self.progress.step(row)
+        self.progress.step(row, _sample(experience) if experience is not None else None)
         if int(row["step"]) % self.logging_steps == 0 or last:
             self.trackers.log(row)
 
@@ -57,6 +58,7 @@ def rollout_rows(experience: Experience, names: Sequence[str]) -> list[RolloutRo
                     prompt_row=group.prompt.row,
                     prompt=group.prompt.content,
                     prompt_text=group.prompt.text,
+                    images=group.prompt.visual.images if group.prompt.visual is not None and g == 0 else (),
                     completion=group.texts[g],
                     completion_ids=completion.token_ids,
                     logprobs=completion.logprobs,
@@ -70,6 +72,13 @@ def rollout_rows(experience: Experience, names: Sequence[str]) -> list[RolloutRo
                 )
             )
     return rows
+
+
+def _sample(experience: Experience) -> Sample:
+    """The last completion of the batch."""
+    group = experience.groups[-1]
+    reward = experience.reward_PG[-1, -1].item() if experience.is_scored_PG[-1, -1] else None
+    return Sample(step=experience.step, prompt=group.prompt.text, completion=group.texts[-1], reward=reward)
 
 
 def _known(value: torch.Tensor) -> float | None:

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from rloo_cli.data.images import IMAGE_COLUMNS
+from rloo_cli.data.prompt_set import PromptSet
 from rloo_cli.errors import StorageError
 from rloo_cli.run.checkpoint import Checkpoint
 from rloo_cli.training.best import Best, best_of_document
@@ -106,7 +108,7 @@ def _group_document(group: Group) -> dict[str, Any]:
             "content": prompt.content,
             "text": prompt.text,
             "token_ids": prompt.token_ids,
-            "columns": json.loads(json.dumps(prompt.columns, default=str)),
+            "columns": json.loads(json.dumps(_saved_columns(prompt), default=str)),
         },
         "completions": [
             {"token_ids": c.token_ids, "logprobs": c.logprobs, "finish_reason": c.finish_reason.value, "weights_version": c.weights_version}
@@ -114,6 +116,22 @@ def _group_document(group: Group) -> dict[str, Any]:
         ],
         "texts": group.texts,
     }
+
+
+def _saved_columns(prompt: Prompt) -> Mapping[str, Any]:
+    """The columns without images, which are read from the data again."""
+    if prompt.visual is None:
+        return prompt.columns
+    return {name: value for name, value in prompt.columns.items() if name not in IMAGE_COLUMNS}
+
+
+def with_images(position: RunPosition, prompts: PromptSet) -> RunPosition:
+    """The position with the images of its generation batch, read again from the data, whose fingerprint a resumed run has compared."""
+    experience = position.experience
+    if experience is None or not prompts.has_images:
+        return position
+    groups = tuple(replace(group, prompt=prompts[group.prompt.row]) for group in experience.groups)
+    return replace(position, experience=replace(experience, groups=groups))
 
 
 def _group(entry: dict[str, Any]) -> Group:

@@ -21,6 +21,7 @@ from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import SavedTensors
 from rloo_cli.run.trackers import Trackers
 from rloo_cli.training import auto
+from rloo_cli.training.adapter import new_adapter_names, plain_tensors
 from rloo_cli.training.collector import Collector
 from rloo_cli.training.engines import give_weights
 from rloo_cli.training.evaluation import evaluate
@@ -28,12 +29,12 @@ from rloo_cli.training.experience import Experience
 from rloo_cli.training.fingerprint import fingerprint
 from rloo_cli.training.inputs import TrainingInputs
 from rloo_cli.training.loop import run_loop
-from rloo_cli.training.optimizer import build_optimizer
 from rloo_cli.training.moving_reference import MovingReference
-from rloo_cli.training.policy import has_dropout
+from rloo_cli.training.optimizer import build_optimizer
+from rloo_cli.training.policy import Policy, Scorer, has_dropout
 from rloo_cli.training.recorder import Recorder
 from rloo_cli.training.setup import decide, load, load_shared, make_policy, prepare_device
-from rloo_cli.training.state import RunPosition, load_position
+from rloo_cli.training.state import RunPosition, load_position, with_images
 from rloo_cli.training.strategy import Strategy
 from rloo_cli.training.training_run import TrainingRun
 from rloo_cli.training.update import Updater, UpdateSettings
@@ -51,7 +52,7 @@ def train(inputs: TrainingInputs) -> None:
     inputs.progress.note(f"run folder: {inputs.folder.path}")
     with ExitStack() as stack:
         with inputs.progress.phase("load model"), inputs.stop.at_once():
-            run = _assemble(inputs, stack)
+            run = assemble(inputs, stack)
             stack.callback(run.close)
         run_loop(run)
 
@@ -61,6 +62,7 @@ def evaluate_model(inputs: TrainingInputs) -> tuple[Experience, dict[str, float]
     assert inputs.eval_prompts is not None
     with ExitStack() as stack:
         device = prepare_device(inputs, stack)
+        inputs.rewards.load_models()
         model, step = load(inputs), 0
         if (checkpoint := inputs.resume_from) is not None:
             _load_weights(model, checkpoint.saved_tensors("model"))
@@ -68,17 +70,20 @@ def evaluate_model(inputs: TrainingInputs) -> tuple[Experience, dict[str, float]
         torch.set_num_threads(auto.decide_threads(inputs.recipe.training))
         engine = device.maker.make(model.to(device.accelerator.device))
         with inputs.progress.phase("evaluate"):
-            give_weights(engine, iter(model.state_dict().items()), step, device.ranks)
+            give_weights(engine, plain_tensors(model), step, device.ranks)
             collector = _collector(inputs, engine, device.ranks)
             return evaluate(collector, inputs.eval_prompts, inputs.recipe, inputs.rewards.names, step, inputs.stop.check)
 
 
-def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
+def assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
+    """The run with all its collaborators, before its first step or at the checkpoint's; what is open goes with the stack."""
     seed_everything(inputs.recipe.training.seed, "start")
     device = prepare_device(inputs, stack)
     accelerator, low = device.accelerator, device.low_precision
+    inputs.rewards.load_models()
     model = load_shared(inputs, device)
-    origin = device.ranks.broadcast(fingerprint(model) if device.ranks.is_main else "")  # it reads the whole model: once is enough
+    # It reads the whole model: once is enough.
+    origin = device.ranks.broadcast(fingerprint(model, leave_out=new_adapter_names(model)) if device.ranks.is_main else "")
     _refuse_other_model(inputs, origin)
     strategy = device.strategy
     strategy.distribute(
@@ -87,6 +92,7 @@ def _assemble(inputs: TrainingInputs, stack: ExitStack) -> TrainingRun:
     )
     recipe = decide(inputs, strategy.policy, device)
     inputs = replace(inputs, recipe=recipe)
+    inputs.progress.note(auto.decisions_told(recipe, accelerator.device))
     if device.ranks.is_main:
         write_file(inputs.folder.recipe, dump_recipe(recipe))
     algorithm = recipe.algorithm
@@ -143,18 +149,18 @@ def _take_up(
     """(the position, bytes of metrics.jsonl) to go on from, with the state of that position in place."""
     position, offset = RunPosition(), 0
     if (checkpoint := inputs.resume_from) is not None:
-        position = load_position(checkpoint, [entry.weight for entry in recipe.rewards])
+        position = with_images(load_position(checkpoint, [entry.weight for entry in recipe.rewards]), inputs.prompts)
         with checkpoint.understood("metrics"):
             offset = int(checkpoint.load_document("metrics")["offset"])
         with checkpoint.understood("optimizer"):
             strategy.load_state(checkpoint.saved_state())
+        if moving is not None:
+            moving.load(checkpoint)
         with checkpoint.understood("random"):
             restore_random_state(checkpoint.load_document("random"), checkpoint.load_tensors("random"))
     if ranks.is_main:
         set_aside_newer(inputs.folder.checkpoints, position.step)
     return position, offset
-        if moving is not None:
-            moving.load(checkpoint)
 
 
 def _load_weights(model: PreTrainedModel, saved: SavedTensors) -> None:
@@ -203,4 +209,4 @@ def _recorder(inputs: TrainingInputs, offset: int, step: int) -> Recorder:
     )
 
 
-__all__ = ["evaluate_model", "train"]
+__all__ = ["assemble", "evaluate_model", "train"]

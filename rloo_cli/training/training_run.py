@@ -327,7 +327,7 @@ class TrainingRun:
             documents={**documents, "optimizer": dict(local.document)},
             tensors=tensors,
             shards={"model": local.model, "optimizer": local.optimizer},
-            further=lambda path: save_description(path / DESCRIPTION, model, self.inputs.tokenizer),
+            further=lambda path: save_description(path / DESCRIPTION, model, self.inputs.tokenizer, beside=self.inputs.processor_files),
             ranks=self.ranks,
             limit=self.recipe.run.save_total_limit,
             best=self.position.best.step if self.position.best is not None else None,
@@ -374,7 +374,14 @@ class TrainingRun:
         """Write final/."""
         self._refuse_non_finite_weights()
         with self.inputs.progress.phase("save"):
-            save_final_model(self.inputs.folder, self.updater.strategy, self.inputs.tokenizer, step=self.step, ranks=self.ranks)
+            save_final_model(
+                self.inputs.folder,
+                self.updater.strategy,
+                self.inputs.tokenizer,
+                step=self.step,
+                ranks=self.ranks,
+                beside=self.inputs.processor_files,
+            )
         if (best := self.position.best) is not None:
             where = self.inputs.folder.checkpoints / step_name(best.step)
             self.inputs.progress.note(f"best checkpoint: step {best.step}, {best.metric} {best.value:.4g}, in {where} (final/ is the last)")
