@@ -186,6 +186,7 @@ def training_inputs(
         batch=prepared.checked.loaded.batch,
         total_steps=prepared.total_steps,
         tokenizer=prepared.tokenizer,
+        processor_files=prepared.processor_files,
         prompts=prepared.prompts,
         eval_prompts=prepared.eval_prompts,
         rewards=prepared.rewards,

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from rloo_cli.errors import RecipeError
 from rloo_cli.plan.extras import check_deepspeed, check_server_key, check_vllm
 from rloo_cli.plan.shipped import find_recipe, why_missing
+from rloo_cli.plan.vision import check_engine_of_images, check_vision
 from rloo_cli.recipe.batch import total_steps
 from rloo_cli.recipe.load import LoadedRecipe, load_recipe
 from rloo_cli.recipe.rules import reward_name
@@ -65,6 +66,8 @@ class Prepared:
     """Positions that the model was built for; None where its configuration does not say."""
     max_prompt_tokens: int
     total_steps: int
+    processor_files: tuple[Path, ...]
+    """Of a vision-language model: what it has beside its tokenizer."""
     notices: tuple[str, ...]
     """What was noticed in the data, a line each."""
 
@@ -159,6 +162,7 @@ def prepare(
 
     from rloo_cli.data.chat import load_tokenizer
     from rloo_cli.data.dataset import load_prompts
+    from rloo_cli.data.processor import visual_processor
     from rloo_cli.plan.context import context_length, load_config, vocabulary_size
     from rloo_cli.run.logs import quiet_libraries
 
@@ -169,11 +173,15 @@ def prepare(
     config = load_config(recipe.model, trust_remote_code=trust_remote_code)
     context = context_length(config)
     limit = max_prompt_tokens(recipe, context)
+    visual = visual_processor(recipe.model, config, tokenizer, trust_remote_code=trust_remote_code)
+    if visual is not None:
+        check_vision(recipe, checked.loaded.distribution.strategy)
 
     def load(split: str, max_samples: int | None) -> PromptSet:
-        return load_prompts(recipe.data, split=split, tokenizer=tokenizer, max_prompt_tokens=limit, max_samples=max_samples)
+        return load_prompts(recipe.data, split=split, tokenizer=tokenizer, max_prompt_tokens=limit, max_samples=max_samples, visual=visual)
 
     prompts = load(recipe.data.dataset_train_split, recipe.data.max_train_samples)
+    check_engine_of_images(recipe, prompts)
     _check_columns(checked, prompts)
     _check_vocabulary(recipe, prompts, vocabulary_size(config))
     notices = rewards.check_rows({name: prompts.column(name) for name in prompts.columns})
@@ -193,6 +201,7 @@ def prepare(
         context=context,
         max_prompt_tokens=limit,
         total_steps=total_steps(recipe, batch, len(prompts)),
+        processor_files=visual.files() if visual is not None else (),
         notices=(*weights, *_repeats_told(prompts), *notices),
     )
 
