@@ -55,10 +55,17 @@ def plan(
         bool,
         typer.Option("--engine", help="Load the model, sample a few groups as training would, and compare the log-probs of both sides."),
     ] = False,
+    measure: Annotated[
+        bool,
+        typer.Option(
+            "--measure",
+            help="Load the model, take a few steps as training would, reward functions and all, and project time; nothing is kept.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON document, for machines.")] = False,
     trust_remote_code: TrustOption = False,
 ) -> None:
-    """Check a recipe as `rloo train` would, and tell what the run would do: batches, steps, memory, disk, the first prompt.
+    """Check a recipe as `rloo train` would, and tell what the run would do: batches, steps, memory, disk, time, the first prompt.
 
     \b
     rloo plan recipes/quickstart.yaml
@@ -66,6 +73,7 @@ def plan(
     rloo plan mine.yaml --num-processes 32 --accelerate-config zero3 --gpu h100-80     and on those?
     rloo plan mine.yaml --no-model                    the recipe alone, at once
     rloo plan mine.yaml --engine                      do engine (vLLM) and trainer agree?
+    rloo plan mine.yaml --measure                     how long would it take?
     rloo plan mine.yaml --json | jq .memory.bytes.peak
     """
     from rloo_cli.plan.devices import check_gpu, find_device
@@ -75,8 +83,7 @@ def plan(
     from rloo_cli.plan.spread import check_machines
     from rloo_cli.run.visible import visible
 
-    if no_model and engine:
-        raise RefusedError("--engine needs the model that --no-model leaves out: give one of them.")
+    _check_looks(no_model=no_model, engine=engine, measure=measure)
     check_gpu(gpu)
     overrides = overrides or []
     launch = {"--num-processes": num_processes, "--num-machines": num_machines, "--accelerate-config": accelerate_config}
@@ -84,6 +91,10 @@ def plan(
     with options_named(asked):
         checked = check_recipe(recipe, overrides=[*overrides, *asked], code_dir=code_dir, num_machines=num_machines, is_training=True)
     check_machines(checked.loaded.num_processes, checked.loaded.num_machines)
+    if measure:
+        from rloo_cli.launch.measure import check_measurable
+
+        check_measurable(checked.loaded)
     document, fault = recipe_document(checked), None
     document["command"] = launch_command(recipe, overrides, code_dir=code_dir, trust_remote_code=trust_remote_code, launch=launch)
     if no_model:
@@ -95,16 +106,36 @@ def plan(
         from rloo_cli.plan.prepare import errors_placed, prepare, reward_runner
         from rloo_cli.plan.report import add_data
 
-        with reward_runner(checked, log_dir=None) as rewards, errors_placed(checked.loaded), waiting("importing rewards, reading the data"):
-            prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code, needs_weights=engine)
-            from rloo_cli.plan.resources import add_resources
+        with reward_runner(checked, log_dir=None) as rewards, errors_placed(checked.loaded):
+            with waiting("importing rewards, reading the data"):
+                prepared = prepare(checked, rewards, trust_remote_code=trust_remote_code, needs_weights=engine or measure)
+                from rloo_cli.plan.resources import add_resources
 
-            add_data(document, prepared)
-            fault = add_resources(document, prepared, find_device(gpu), trust_remote_code=trust_remote_code)
+                add_data(document, prepared)
+                fault = add_resources(document, prepared, find_device(gpu), trust_remote_code=trust_remote_code)
             if engine:
                 from rloo_cli.launch.engine_check import check_engine_here
 
-                document["engine"] = engine_document(prepared.recipe, check_engine_here(prepared, trust_remote_code=trust_remote_code))
+                with waiting("sampling a few groups"):
+                    document["engine"] = engine_document(prepared.recipe, check_engine_here(prepared, trust_remote_code=trust_remote_code))
+            if measure:
+                from rloo_cli.launch.measure import measure_here
+                from rloo_cli.plan.projection import measured_document
+                from rloo_cli.plan.report import longest_completion
+
+                with waiting("taking a few steps, of which nothing is kept"):
+                    found = measure_here(prepared, trust_remote_code=trust_remote_code)
+                document["measured"] = measured_document(
+                    found, total_steps=prepared.total_steps, completion_max=longest_completion(prepared)
+                )
     typer.echo(json.dumps(document, indent=2, ensure_ascii=False) if as_json else visible(render_plan(document)))
     if fault is not None:
         raise RefusedError(fault)
+
+
+def _check_looks(*, no_model: bool, engine: bool, measure: bool) -> None:
+    """Raise RefusedError for looks at the model that exclude each other."""
+    if no_model and (engine or measure):
+        raise RefusedError(f"{'--engine' if engine else '--measure'} needs the model that --no-model leaves out: give one of them.")
+    if engine and measure:
+        raise RefusedError("--engine and --measure each load the model: give one at a time.")

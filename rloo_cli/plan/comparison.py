@@ -48,7 +48,8 @@ class Verdict:
 
 def compare(shape: ModelShape, work: Workload, spread: Spread, device: DeviceMemory) -> tuple[Verdict, ...]:
     """A verdict for each strategy on these processes; the one of `spread` is as its file has it, the others by their defaults."""
-    return tuple(_verdict(shape, work, _with(spread, name), device) for name in BY_WEIGHT)
+    strategies = (spread.strategy,) if work.adapter_parameters else BY_WEIGHT  # an adapter is trained beside a whole model
+    return tuple(_verdict(shape, work, _with(spread, name), device) for name in strategies)
 
 
 def _with(spread: Spread, strategy: StrategyName) -> Spread:
@@ -89,12 +90,12 @@ def advice(verdicts: tuple[Verdict, ...], spread: Spread) -> str | None:
     own = by_name[spread.strategy]
     if own.fits:
         return None
-    other = next((name for name in BY_WEIGHT if by_name[name].fits), None)
+    other = next((name for name in by_name if by_name[name].fits), None)
     if other is not None:
         return f"`run.accelerate_config: {other}`"
     if own.change is not None:
         return own.change
-    helped = next((name for name in BY_WEIGHT if by_name[name].change is not None), None)
+    helped = next((name for name in by_name if by_name[name].change is not None), None)
     return f"`run.accelerate_config: {helped}` and {by_name[helped].change}" if helped else None
 
 

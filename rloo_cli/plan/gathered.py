@@ -49,7 +49,8 @@ def summed(shape: ModelShape, work: Workload, spread: Spread) -> int:
     match spread.strategy:
         case "ddp":
             largest = max(DDP_BUCKET, shape.largest_tensor * work.weight_bytes)
-            return min(shape.parameters * work.weight_bytes, largest) if spread.processes > 1 else 0
+            gradients = work.adapter_parameters * FLOAT32 or shape.parameters * work.weight_bytes
+            return min(gradients, largest) if spread.processes > 1 else 0
         case "fsdp2":
             return shape.root_parameters * (2 * work.compute_bytes + FLOAT32)
         case "zero2" | "zero3":

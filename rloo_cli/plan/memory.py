@@ -32,7 +32,9 @@ VLLM_ROWS = 64
 """Rows whose keys and values vLLM has room for on a CPU (rollout/vllm_build.py)."""
 OPTIMIZER_STATES = {"adamw_torch": 2, "adamw_torch_fused": 2, "sgd": 0, "adagrad": 1, "rmsprop": 1, "adafactor": 0}
 """Numbers kept for each parameter; adafactor keeps a row and a column of each matrix, next to nothing."""
-STANDING = ("weights", "master", "optimizer", "decode copy", "vllm", "reference")
+ROLLOUT_FILE = 5 << 10
+"""Bytes of a rollout file without any row: the description of its columns."""
+STANDING = ("weights", "master", "optimizer", "decode copy", "vllm", "reference", "reward models")
 """Terms that are there all the time."""
 
 
@@ -59,17 +61,23 @@ def _at_start(shape: ModelShape, work: Workload, spread: Spread) -> int:
 
 def _states(shape: ModelShape, work: Workload, spread: Spread) -> dict[str, int]:
     """What stands, and the gradients."""
-    n, state = shape.parameters, state_bytes(work, spread)
+    n, trained, state = shape.parameters, trained_numbers(shape, work), state_bytes(work, spread)
     here = int(not spread.is_offloaded)
     return {
-        "weights": here * _part(n * held_bytes(work, spread), spread.weight_parts),
+        "weights": here * _part(n * held_bytes(work, spread) + work.adapter_parameters * FLOAT32, spread.weight_parts),
         "master": _part(n * FLOAT32, spread.state_parts) if spread.is_zero else 0,
-        "optimizer": here * _part(n * state * optimizer_numbers(work, spread), spread.state_parts),
+        "optimizer": here * _part(trained * state * optimizer_numbers(work, spread), spread.state_parts),
         "decode copy": sampling_copy(shape, work, spread),
         "vllm": _vllm(shape, work) if work.sampler == "vllm" else 0,
         "reference": here * _part(_reference(shape, work, spread), spread.weight_parts),
-        "gradients": here * _part(n * state, spread.state_parts),
+        "reward models": work.reward_model_bytes,  # whole in each process, whatever the model lies over
+        "gradients": here * _part(trained * state, spread.state_parts),
     }
+
+
+def trained_numbers(shape: ModelShape, work: Workload) -> int:
+    """Parameters that have a gradient: the model's, or those of the adapter in it."""
+    return work.adapter_parameters or shape.parameters
 
 
 def optimizer_numbers(work: Workload, spread: Spread) -> int:
@@ -83,8 +91,8 @@ def held_bytes(work: Workload, spread: Spread) -> int:
 
 
 def state_bytes(work: Workload, spread: Spread) -> int:
-    """Bytes of a number of gradient and optimizer state: ZeRO's are float32, others are as the weights."""
-    return FLOAT32 if spread.is_zero else work.weight_bytes
+    """Bytes of a number of gradient and optimizer state: ZeRO's are float32 and an adapter's too, others are as the weights."""
+    return FLOAT32 if spread.is_zero or work.adapter_parameters else work.weight_bytes
 
 
 def _passes(shape: ModelShape, work: Workload, spread: Spread) -> dict[str, int]:
@@ -111,11 +119,11 @@ def sampling_copy(shape: ModelShape, work: Workload, spread: Spread) -> int:
 
 def _reference(shape: ModelShape, work: Workload, spread: Spread) -> int:
     """Under bf16, where only products are in it (autocast), the embeddings stay as they are."""
-    if not work.has_reference:
+    if not work.has_reference or work.adapter_parameters:  # the same model, its adapter off
         return 0
-    kept = shape.embedding_parameters if spread.strategy == "ddp" else 0
     if work.reference_moves:
         return shape.parameters * work.weight_bytes
+    kept = shape.embedding_parameters if spread.strategy == "ddp" else 0
     return (shape.parameters - kept) * work.sampling_bytes + kept * work.weight_bytes
 
 
@@ -150,20 +158,25 @@ def offloaded_bytes(shape: ModelShape, work: Workload, spread: Spread) -> int:
     return spread.local_processes * sum(whole[term] - left[term] for term in whole)
 
 
-def estimate_disk(shape: ModelShape, work: Workload, *, checkpoints: int, rows: int, spread: Spread | None = None) -> dict[str, int]:
-    """Bytes of one checkpoint, of its largest file, of all that are kept, of `final/` and of the rollouts (rows = completions of the run).
+def estimate_disk(
+    shape: ModelShape, work: Workload, *, checkpoints: int, rows: int, files: int, spread: Spread | None = None
+) -> dict[str, int]:
+    """Bytes of one checkpoint, of what a process writes of it, of all that are kept, of `final/` and of the rollouts at most.
+
+    `rows`: completions of the run, those of evaluations too; `files`: in which they lie.
 
     A checkpoint is as large under any strategy: where the optimizer's state lies in parts, each process writes its own.
     """
     spread = spread or Spread()
-    weights = shape.parameters * (FLOAT32 if spread.is_zero else work.weight_bytes)
+    trained, number = trained_numbers(shape, work), state_bytes(work, spread)
+    weights = trained * number
     reference = weights if work.reference_moves else 0
-    checkpoint = weights + shape.parameters * state_bytes(work, spread) * optimizer_numbers(work, spread) + reference
+    checkpoint = weights + trained * number * optimizer_numbers(work, spread) + reference
     text_and_ids = work.completion_tokens * (4 + 4 + 4)  # text, id and log-prob of a token; parquet's compression is left out
     return {
         "checkpoint": checkpoint,
         "process": _part(checkpoint, spread.state_parts),
         "checkpoints": checkpoint * checkpoints,
         "final": weights,
-        "rollouts": rows * text_and_ids,
+        "rollouts": rows * text_and_ids + files * ROLLOUT_FILE,
     }

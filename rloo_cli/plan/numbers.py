@@ -8,5 +8,7 @@ GIB, MIB = 1 << 30, 1 << 20
 
 
 def show_size(size: float) -> str:
-    """`12.3 MiB`, `4.56 GiB`."""
+    """`18 KiB`, `12.3 MiB`, `4.56 GiB`."""
+    if 0 < size < MIB / 10:
+        return f"{size / 1024:.0f} KiB"
     return f"{size / GIB:,.2f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"

@@ -35,11 +35,13 @@ def activations(shape: ModelShape, work: Workload, spread: Spread) -> int:
 def _cast_weights(shape: ModelShape, work: Workload, spread: Spread) -> int:
     if not work.low_precision or work.weight_bytes == BFLOAT16:
         return 0
+    if work.adapter_parameters and work.checkpointing:  # those of a frozen layer go with its pass
+        return shape.layer_parameters * BFLOAT16
     return 0 if spread.strategy != "ddp" else (shape.parameters - shape.embedding_parameters) * BFLOAT16
 
 
 def logits(shape: ModelShape, work: Workload) -> int:
-    """The logits of a chunk, which become their own gradient in place, and the gradient of the head's weight while it is summed up.
+    """The logits of a chunk, which become their own gradient in place, and the gradient of the head's weight while it is summed up, unless it is frozen.
 
     Softmax goes through them a slice at a time. While the reference is scored, the policy's own logits wait for their backward pass.
     """
@@ -47,5 +49,7 @@ def logits(shape: ModelShape, work: Workload) -> int:
     chunk = positions if work.head_chunk is None else min(work.head_chunk, positions)
     waiting = positions if work.has_reference and work.head_chunk is None else 0
     softmax = 3 * SOFTMAX_SLICE * shape.vocab * FLOAT32
-    head_gradient = shape.vocab * shape.hidden * (work.weight_bytes + (BFLOAT16 if work.low_precision else 0))
+    head_gradient = (
+        0 if work.adapter_parameters else shape.vocab * shape.hidden * (work.weight_bytes + (BFLOAT16 if work.low_precision else 0))
+    )
     return (chunk + waiting) * shape.vocab * work.compute_bytes + softmax + head_gradient

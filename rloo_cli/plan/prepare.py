@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rloo_cli.errors import RecipeError
-from rloo_cli.plan.extras import check_deepspeed, check_server_key, check_vllm
+from rloo_cli.plan.extras import check_deepspeed, check_peft, check_server_key, check_vllm
 from rloo_cli.plan.shipped import find_recipe, why_missing
 from rloo_cli.plan.vision import check_engine_of_images, check_vision
 from rloo_cli.recipe.batch import total_steps
 from rloo_cli.recipe.load import LoadedRecipe, load_recipe
 from rloo_cli.recipe.rules import reward_name
-from rloo_cli.recipe.schema import ModelSection, Recipe, RewardEntry
-from rloo_cli.rewards.resolve import RewardSource, check_arguments, find_reward
+from rloo_cli.recipe.schema import DataSection, ModelSection, Recipe, RewardEntry
+from rloo_cli.rewards.models import OpenModel, RewardModel, check_entry, find_entry
+from rloo_cli.rewards.resolve import RewardSource
 from rloo_cli.run.environment import usable_cores
 from rloo_cli.run.metrics import evaluation_key, evaluation_keys
 from rloo_cli.run.trackers import check_trackers
@@ -105,8 +106,8 @@ def check_recipe(
     sources: list[RewardSource] = []
 
     def check_reward(entry: RewardEntry) -> None:
-        source = find_reward(entry.function, code_dir=folder)
-        check_arguments(source, columns=None, kwargs=entry.kwargs)
+        source = find_entry(entry, code_dir=folder)
+        check_entry(entry, source, columns=None)
         sources.append(source)
 
     loaded = load_recipe(
@@ -155,9 +156,10 @@ def prepare(
     """
     check_trackers(checked.loaded.recipe.run.report_to)
     check_vllm(checked.loaded.recipe)
+    check_peft(checked.loaded.recipe)
     check_deepspeed(checked.loaded.distribution)
     check_server_key(checked.loaded.recipe)
-    rewards.start()
+    rewards.start(open_model=model_opener(checked.loaded.recipe.data, trust_remote_code=trust_remote_code))
     import transformers  # noqa: F401 - so that it can be told to be quiet
 
     from rloo_cli.data.chat import load_tokenizer
@@ -248,7 +250,7 @@ def _check_columns(checked: CheckedRecipe, prompts: PromptSet) -> None:
     faults = []
     for i, (entry, source) in enumerate(zip(checked.loaded.recipe.rewards, checked.sources, strict=True)):
         try:
-            check_arguments(source, columns=prompts.columns, kwargs=entry.kwargs)
+            check_entry(entry, source, columns=prompts.columns)
         except RecipeError as error:
             faults.append(_placed(checked.loaded, i, error))
     if faults:
@@ -265,12 +267,14 @@ def _repeats_told(prompts: PromptSet) -> Iterator[str]:
 
 
 def _weights_told(model: ModelSection, *, needs_weights: bool) -> Iterator[str]:
+    from rloo_cli.data.adapter_folder import base_of
     from rloo_cli.data.model_folder import check_weights
 
+    base = base_of(model)
     try:
-        check_weights(model)
+        check_weights(base)
     except RecipeError as error:
-        if needs_weights or any(Path(model.model_name_or_path).expanduser().glob("*.safetensors")):
+        if needs_weights or any(Path(base.model_name_or_path).expanduser().glob("*.safetensors")):
             raise
         yield error.message
 
@@ -278,6 +282,21 @@ def _weights_told(model: ModelSection, *, needs_weights: bool) -> Iterator[str]:
 def _placed(loaded: LoadedRecipe, index: int, error: RecipeError) -> str:
     field = f"rewards[{index}].function"
     return f"{loaded.locate(field)}: {field}: {error.message}"
+
+
+def model_opener(data: DataSection, *, trust_remote_code: bool) -> OpenModel:
+    """What opens the recipe's reward models, once torch may be imported."""
+
+    def open_model(entry: RewardEntry, name: str, field: str) -> RewardModel:
+        import transformers  # noqa: F401 - so that it can be told to be quiet
+
+        from rloo_cli.run.logs import quiet_libraries
+        from rloo_cli.training.reward_models import open_reward_model
+
+        quiet_libraries()
+        return open_reward_model(entry, name, field, template_kwargs=data.chat_template_kwargs, trust_remote_code=trust_remote_code)
+
+    return open_model
 
 
 def reward_runner(checked: CheckedRecipe, *, log_dir: Path | None) -> RewardRunner:
@@ -309,5 +328,5 @@ def _field_of(recipe: Recipe, message: str) -> str | None:
     match = FIELD_AT_START.match(message)
     if match is not None:
         return match[1]
-    functions = [entry.function for entry in recipe.rewards]
-    return next((f"rewards[{i}].function" for i, name in enumerate(functions) if message.startswith(f"`{name}`")), None)
+    functions = {i: entry.function for i, entry in enumerate(recipe.rewards) if entry.function is not None}
+    return next((f"rewards[{i}].function" for i, name in functions.items() if message.startswith(f"`{name}`")), None)

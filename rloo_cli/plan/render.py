@@ -6,7 +6,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from rloo_cli.plan.render_measured import measured_lines
 from rloo_cli.plan.render_memory import disk_lines, launch_lines, memory_lines, strategy_lines
+from rloo_cli.plan.render_signal import signal_lines
 
 
 def render_plan(document: Mapping[str, Any]) -> str:
@@ -14,6 +16,7 @@ def render_plan(document: Mapping[str, Any]) -> str:
     sections = (
         _recipe,
         _batch,
+        signal_lines,
         _steps,
         _lengths,
         _rewards,
@@ -21,6 +24,7 @@ def render_plan(document: Mapping[str, Any]) -> str:
         memory_lines,
         strategy_lines,
         disk_lines,
+        measured_lines,
         _engine,
         _first_prompt,
         _notes,
@@ -84,6 +88,9 @@ def _rewards(document: Mapping[str, Any]) -> Iterator[str]:
     columns = document.get("columns")
     for reward in document["rewards"]:
         yield f"  {reward['weight']:g} × {reward['name']}   {reward['function']}"
+        if reward["is_model"]:
+            yield "      a reward model: its score of prompt and completion"
+            continue
         got = [name for name in reward["parameters"] if columns is None or name not in columns]
         from_data = [name for name in columns or [] if name in reward["parameters"] or reward["takes_any_keyword"]]
         yield f"      takes {', '.join(got) or 'nothing'}" + (f"; columns {', '.join(from_data)}" if from_data else "")

@@ -14,6 +14,7 @@ MEMORY_WORDS = {
     "decode copy": "copy of the model that samples",
     "vllm": "vLLM: its weights, keys and values",
     "reference": "reference model",
+    "reward models": "reward models",
     "kv cache": "KV cache while sampling",
     "gradients": "gradients",
     "activations": "activations of a micro-batch",

@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from rloo_cli.plan.prepare import UNLIMITED
+from rloo_cli.plan.signal import signal_document
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.rewards.resolve import RewardSource
 
@@ -25,6 +26,7 @@ def recipe_document(checked: CheckedRecipe) -> dict[str, Any]:
         "resolved": recipe.model_dump(mode="json"),
         "differences": differences(recipe),
         "batch": batch_document(batch),
+        "signal": signal_document(recipe, batch),
         "rewards": [_reward_document(entry, source) for entry, source in zip(recipe.rewards, checked.sources, strict=True)],
         "notes": [*checked.loaded.notices, *notes(recipe, batch)],
     }
@@ -89,6 +91,8 @@ def notes(recipe: Recipe, batch: BatchPlan) -> list[str]:
         )
         if value != off
     ]
+    if generation.vllm_structured_outputs_regex is not None:
+        reshaping.append("vllm_structured_outputs_regex")
     if reshaping:
         found.append(
             f"With {', '.join(reshaping)} the sampler is not the policy whose gradient is taken; sampling/logp_diff_mean shows the distance, "

@@ -107,11 +107,16 @@ def _host_document(shape: ModelShape, work: Workload, spread: Spread, device: De
 
 def _disk_document(prepared: Prepared, shape: ModelShape, work: Workload, spread: Spread) -> dict[str, Any]:
     loaded = prepared.checked.loaded
-    count = saved_checkpoints(loaded.recipe, prepared.total_steps, len(prepared.prompts) / loaded.batch.prompts_per_step)
+    steps_per_epoch = len(prepared.prompts) / loaded.batch.prompts_per_step
+    count = saved_checkpoints(loaded.recipe, prepared.total_steps, steps_per_epoch)
     folder = _existing_parent(Path(loaded.recipe.run.output_dir or "runs"))
-    rows = loaded.batch.completions_per_step * prepared.total_steps
+    batches = -(-prepared.total_steps // loaded.batch.uses)
+    rows = batches * loaded.batch.prompts_per_generation * loaded.batch.num_generations
+    looks = evaluations(loaded.recipe, prepared.total_steps, steps_per_epoch) if prepared.eval_prompts is not None else 0
+    if prepared.eval_prompts is not None:
+        rows += looks * len(prepared.eval_prompts) * loaded.recipe.evaluation.num_generations_eval
     return {
-        **estimate_disk(shape, work, checkpoints=count, rows=rows, spread=spread),
+        **estimate_disk(shape, work, checkpoints=count, rows=rows, files=batches + looks, spread=spread),
         "count": count,
         "folder": str(folder),
         "free": shutil.disk_usage(folder).free,
@@ -137,6 +142,17 @@ def saved_checkpoints(recipe: Recipe, total_steps: int, steps_per_epoch: float) 
     every = run.save_steps if run.save_strategy == "steps" else max(1, math.ceil(steps_per_epoch))
     count = -(-total_steps // every)  # the last step is saved as well
     return min(count, run.save_total_limit) if run.save_total_limit is not None else count
+
+
+def evaluations(recipe: Recipe, total_steps: int, steps_per_epoch: float) -> int:
+    """How many evaluations a run makes; the last step's among them."""
+    evaluation = recipe.evaluation
+    count = int(evaluation.eval_on_start)
+    if evaluation.eval_strategy == "no":
+        return count
+    steps = evaluation.eval_steps or recipe.run.logging_steps
+    every = steps if evaluation.eval_strategy == "steps" else max(1, math.ceil(steps_per_epoch))
+    return count + -(-total_steps // every)
 
 
 def _existing_parent(path: Path) -> Path:

@@ -44,6 +44,8 @@ class Workload:
     reward_model_bytes: int = 0
     """Weights of the reward models on this device."""
     on_gpu: bool = False
+    adapter_parameters: int = 0
+    """Numbers of the adapter that is trained instead of the model, in float32; 0 = the model itself is."""
 
     @property
     def compute_bytes(self) -> int:

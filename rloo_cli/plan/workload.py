@@ -45,9 +45,18 @@ def lengths_of(prepared: Prepared) -> Lengths:
 
 
 def workload(
-    recipe: Recipe, batch: BatchPlan, lengths: Lengths, config: PreTrainedConfig, shape: ModelShape, device: DeviceMemory, spread: Spread
+    recipe: Recipe,
+    batch: BatchPlan,
+    lengths: Lengths,
+    config: PreTrainedConfig,
+    shape: ModelShape,
+    device: DeviceMemory,
+    spread: Spread,
+    *,
+    reward_model_bytes: int = 0,
 ) -> Workload:
     """What a step of this run does with the model in each process."""
+    from rloo_cli.training.adapter import adapter_size
     from rloo_cli.training.auto import decide_head_chunk, token_budget
 
     training, group = recipe.training, batch.num_generations
@@ -62,6 +71,7 @@ def workload(
         weight_bytes=weight_bytes,
         low_precision=_is_low(recipe, device),
         has_reference=recipe.algorithm.beta > 0,
+        reference_moves=recipe.algorithm.sync_ref_model,
         checkpointing=training.gradient_checkpointing,
         optim=training.optim,
         micro_batch_tokens=tokens,
@@ -70,13 +80,14 @@ def workload(
         decode_rows=decode_rows,
         decode_prompts=min(batch.prompts_per_generation, -(-decode_rows // group) + bool(decode_rows % group)),
         prompt_tokens=lengths.prompt,
-        reference_moves=recipe.algorithm.sync_ref_model,
         completion_tokens=lengths.completion,
         sampler=sampler(recipe),
         vllm_share=_vllm_share(recipe, device),
         vllm_parts=min(recipe.generation.vllm_tensor_parallel_size, spread.processes),
         vllm_sleeps=recipe.generation.vllm_enable_sleep_mode and _vllm_share(recipe, device) > 0,
+        reward_model_bytes=reward_model_bytes,
         on_gpu=device.kind == "cuda",
+        adapter_parameters=adapter_size(config, recipe.model) if recipe.model.use_peft else 0,
     )
 
 

@@ -96,10 +96,11 @@ def test_the_peak_is_what_stands_and_the_larger_half_of_a_step():
 
 
 def test_disk():
-    disk = estimate_disk(SHAPE, WORK, checkpoints=3, rows=10)
+    disk = estimate_disk(SHAPE, WORK, checkpoints=3, rows=10, files=2)
     assert disk["checkpoint"] == 1200e6
     assert disk["checkpoints"] == 3600e6
     assert disk["final"] == 400e6
+    assert disk["rollouts"] == 10 * 256 * 12 + 2 * 5120
 
 
 def test_a_models_shape_is_counted_without_weights():
