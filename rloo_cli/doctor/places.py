@@ -77,7 +77,7 @@ def look_at_hub(environ: Mapping[str, str]) -> Check:
     free = shutil.disk_usage(place).free
     words = [
         f"cache {cache}, {free / GIB:,.1f} GiB free",
-        "offline: from the cache alone" if is_offline else "online",
+        "offline: from the cache alone" if is_offline else "offline mode not set (whether the hub answers was not tried)",
         f"{'a' if has_token else 'no'} token",
     ]
     remedy = f"{place} cannot be written: set HF_HOME to a folder that can" if is_closed else "make room, or set HF_HOME to a larger disk"
