@@ -13,6 +13,7 @@ from rloo_cli.inspect.reward_calls import parse_kwargs
 from rloo_cli.inspect.reward_check import CheckedReward, Encode, check_reward
 from rloo_cli.inspect.token_text import TokenText, model_tokenizer
 from rloo_cli.recipe.schema import DataSection, ModelSection, RewardEntry
+from rloo_cli.rewards.models import OpenModel
 from rloo_cli.rewards.resolve import find_reward
 from rloo_cli.run.folder import RunFolder
 
@@ -31,13 +32,14 @@ class ChosenRewards:
     data: ProbeData
     code_dir: Path
     encode: Encode
+    open_model: OpenModel | None = None
 
     def check(self, entry: RewardEntry) -> CheckedReward:
         """What was found out about one of them. Raises as `check_reward`."""
         from rich.console import Console
 
-        with Console(stderr=True).status(f"trying {entry.name or entry.function}"):
-            return check_reward(entry, self.data, code_dir=self.code_dir, encode=self.encode)
+        with Console(stderr=True).status(f"trying {entry.name or entry.function or entry.model}"):
+            return check_reward(entry, self.data, code_dir=self.code_dir, encode=self.encode, open_model=self.open_model)
 
 
 def means_recipe(subject: str) -> bool:
@@ -88,7 +90,7 @@ def _of_function(request: CheckRequest) -> ChosenRewards:
 
 
 def _of_recipe(request: CheckRequest) -> ChosenRewards:
-    from rloo_cli.plan.prepare import check_recipe
+    from rloo_cli.plan.prepare import check_recipe, model_opener
 
     run = RunFolder(Path(request.subject))
     if run.recipe.is_file():
@@ -98,7 +100,13 @@ def _of_recipe(request: CheckRequest) -> ChosenRewards:
     recipe = checked.loaded.recipe
     entries = [entry if request.timeout is None else entry.model_copy(update={"timeout": request.timeout}) for entry in recipe.rewards]
     data = _probe_data(request, recipe.data, entries, prompt_option="data.prompt_column")
-    return ChosenRewards(entries=tuple(entries), data=data, code_dir=checked.code_dir, encode=_encoder(recipe.model))
+    return ChosenRewards(
+        entries=tuple(entries),
+        data=data,
+        code_dir=checked.code_dir,
+        encode=_encoder(recipe.model),
+        open_model=model_opener(recipe.data, trust_remote_code=False),
+    )
 
 
 def _probe_data(request: CheckRequest, data: DataSection, entries: Sequence[RewardEntry], *, prompt_option: str) -> ProbeData:

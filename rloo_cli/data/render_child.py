@@ -5,7 +5,7 @@ from filling the memory, and a loop in C (a huge power) cannot be interrupted fr
 deadline in CPU time, kept by the kernel, and the process has a limit of memory.
 
 Standard input: a line `{"template": …, "variables": {…}, "seconds": …, "bytes": …}`, then a line a conversation
-`{"messages": […], "continue": true}`. Standard output: a line each, `{"text": …}` or `{"error": …}`.
+`{"messages": […], "continue": true, "whole": false}` (whole: neither continued nor asked for an answer). Standard output: a line each, `{"text": …}` or `{"error": …}`.
 Run as a script; imports nothing of the package.
 """
 
@@ -45,13 +45,13 @@ def main() -> None:
 
 
 def _render(request: dict, setup: dict) -> dict:
-    final = request["continue"]
+    final, whole = request["continue"], request["whole"]
     try:
         (text,), _ = render_jinja_template(
             conversations=[request["messages"]],
             chat_template=setup["template"],
-            add_generation_prompt=not final,
-            continue_final_message=final,
+            add_generation_prompt=not final and not whole,
+            continue_final_message=final and not whole,
             **setup["variables"],
         )
     except TEMPLATE_ERRORS as error:

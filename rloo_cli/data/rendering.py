@@ -37,19 +37,20 @@ def render_conversations(
     template: str,
     variables: Mapping[str, Any],
     seconds: float = RENDER_SECONDS,
+    are_whole: bool = False,
 ) -> Iterator[str | RenderFailure]:
     """The text of each conversation, in order, as `apply_chat_template(tokenize=False)` gives it.
 
     A conversation that ends with an assistant message is left open for the model to go on with that message; any other
     is followed by the template's generation prompt. `variables` are the template's further names (special tokens,
-    chat_template_kwargs), JSON-able.
+    chat_template_kwargs), JSON-able. `are_whole`: all of a conversation is there, and no answer is asked for.
     """
     setup = {"template": template, "variables": dict(variables), "seconds": seconds, "bytes": RENDER_BYTES}
     child = _start_child()
     assert child.stdin is not None
     assert child.stdout is not None
     assert child.stderr is not None
-    feeder = threading.Thread(target=_feed, args=(child.stdin, setup, conversations), daemon=True)
+    feeder = threading.Thread(target=_feed, args=(child.stdin, setup, conversations, are_whole), daemon=True)
     feeder.start()
     try:
         for line in child.stdout:
@@ -77,12 +78,12 @@ def _start_child() -> subprocess.Popen[str]:
     )
 
 
-def _feed(pipe: IO[str], setup: Mapping[str, Any], conversations: Iterable[Sequence[Message]]) -> None:
+def _feed(pipe: IO[str], setup: Mapping[str, Any], conversations: Iterable[Sequence[Message]], are_whole: bool) -> None:
     """Send everything; a child that has gone is found by the reader."""
     with contextlib.suppress(BrokenPipeError), pipe:
         pipe.write(json.dumps(setup) + "\n")
         for messages in conversations:
-            request = {"messages": list(messages), "continue": messages[-1]["role"] == "assistant"}
+            request = {"messages": list(messages), "continue": messages[-1]["role"] == "assistant", "whole": are_whole}
             pipe.write(json.dumps(request) + "\n")
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from rloo_cli.errors import RecipeError, RefusedError
 from rloo_cli.recipe.fields import SECTIONS
 from rloo_cli.recipe.load import load_recipe
-from rloo_cli.recipe.nodes import Fields, Pair, Problems, Scalar
-from rloo_cli.recipe.paths import PATH_FIELDS
+from rloo_cli.recipe.nodes import Fields, Items, Pair, Problems, Scalar
+from rloo_cli.recipe.paths import PATH_FIELDS, REWARD_PATH_FIELDS
 from rloo_cli.recipe.yaml_source import parse
 from rloo_cli.rewards.resolve import find_reward
 from rloo_cli.run import atomic
@@ -83,7 +83,7 @@ def _relative_paths(text: str, source: Path) -> Iterator[tuple[Scalar, Path]]:
     """Each value that names something beside the recipe by a relative path, with the absolute one."""
     tree = parse(text, str(source), Problems())
     for name, pair in _leaves(tree) if isinstance(tree, Fields) else ():
-        if (name not in PATH_FIELDS and name != "extends") or not isinstance(pair.node, Scalar):
+        if (name not in (*PATH_FIELDS, *REWARD_PATH_FIELDS) and name != "extends") or not isinstance(pair.node, Scalar):
             continue
         path = Path(os.path.normpath(source.parent.absolute() / pair.node.text))
         if path.exists() and not Path(pair.node.text).is_absolute():
@@ -94,6 +94,9 @@ def _leaves(tree: Fields) -> Iterator[tuple[str, Pair]]:
     for name, pair in tree.pairs.items():
         if name in SECTIONS and isinstance(pair.node, Fields):
             yield from pair.node.pairs.items()
+        elif name == "rewards" and isinstance(pair.node, Items):
+            for item in pair.node.items:
+                yield from item.pairs.items() if isinstance(item, Fields) else ()
         else:
             yield name, pair
 
@@ -103,6 +106,8 @@ def _reward_files(source: Path) -> list[Path]:
     folder = source.parent.resolve()
     found = []
     for entry in load_recipe(source).recipe.rewards:
+        if entry.function is None:
+            continue
         try:
             file = Path(find_reward(entry.function, code_dir=folder).file).resolve()
         except RecipeError:

@@ -88,8 +88,12 @@ def _runs_on(text: str) -> str:
 def _from_hub(recipe: Recipe) -> Iterator[str]:
     hub = [
         kind
-        for kind, value in (("model", recipe.model.model_name_or_path), ("data", recipe.data.dataset_name))
-        if not Path(value).is_absolute()
+        for kind, value in (
+            ("model", recipe.model.model_name_or_path),
+            ("data", recipe.data.dataset_name),
+            *(("reward model", entry.model) for entry in recipe.rewards),
+        )
+        if value is not None and not Path(value).is_absolute()
     ]
     if hub:
         yield f"{' and '.join(hub)} {HUB}"
@@ -97,7 +101,7 @@ def _from_hub(recipe: Recipe) -> Iterator[str]:
 
 def _packages(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """(what to call it, the module that it brings) of each extra."""
-    if any(entry.function.rpartition(".")[2] in MATH_REWARDS for entry in recipe.rewards):
+    if any((entry.function or "").rpartition(".")[2] in MATH_REWARDS for entry in recipe.rewards):
         yield "extra `math`", "math_verify"
     if recipe.generation.use_vllm and recipe.generation.vllm_mode == "colocate":
         yield "extra `vllm`", "vllm"

@@ -13,6 +13,7 @@ from rloo_cli.recipe.nodes import Fields, Problems
 from rloo_cli.recipe.scalars import plain_data
 from rloo_cli.recipe.schema import RewardEntry
 from rloo_cli.recipe.yaml_source import parse
+from rloo_cli.rewards.models import OpenModel
 from rloo_cli.rewards.runner import RewardRunner
 from rloo_cli.types import Completion, FinishReason, Group, Prompt, PromptContent
 
@@ -21,8 +22,10 @@ STAND_IN_ID = 0
 
 
 @contextlib.contextmanager
-def reward_workers(entry: RewardEntry, *, code_dir: Path, log_dir: Path | None = None, num_workers: int = 1) -> Iterator[RewardRunner]:
-    """Started workers for one function; what fails in it is counted, not raised, and nothing reaches the terminal by logging.
+def reward_workers(
+    entry: RewardEntry, *, code_dir: Path, log_dir: Path | None = None, num_workers: int = 1, open_model: OpenModel | None = None
+) -> Iterator[RewardRunner]:
+    """Started workers for one function, or its model loaded; what fails in it is counted, not raised, and nothing reaches the terminal by logging.
 
     Raises:
         RecipeError: there is no such function, or it cannot be imported.
@@ -32,7 +35,8 @@ def reward_workers(entry: RewardEntry, *, code_dir: Path, log_dir: Path | None =
     logger.addHandler(handler)
     try:
         with RewardRunner([lenient], code_dir=code_dir, num_workers=num_workers, log_dir=log_dir) as runner:
-            runner.start()
+            runner.start(open_model=open_model)
+            runner.load_models()
             yield runner
     finally:
         logger.removeHandler(handler)

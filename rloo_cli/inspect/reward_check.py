@@ -15,6 +15,7 @@ from rloo_cli.errors import DataError, RewardError
 from rloo_cli.inspect.probes import BOXED, EMPTY, GOLD, JUNK, THOUGHT, Probe, ProbeData, ProbedRow
 from rloo_cli.inspect.reward_calls import failed_items, made_up_group, reward_workers
 from rloo_cli.recipe.schema import RewardEntry
+from rloo_cli.rewards.models import OpenModel
 from rloo_cli.rewards.resolve import RewardSource
 from rloo_cli.rewards.runner import RewardRunner
 from rloo_cli.types import GroupRewards, TrainerState
@@ -82,16 +83,18 @@ class CheckedReward:
         return _typical_seconds(self.rows)
 
 
-def check_reward(entry: RewardEntry, data: ProbeData, *, code_dir: Path, encode: Encode) -> CheckedReward:
-    """The function, tried on every row of `data` in a worker as training would; a row that takes too long is the last.
+def check_reward(
+    entry: RewardEntry, data: ProbeData, *, code_dir: Path, encode: Encode, open_model: OpenModel | None = None
+) -> CheckedReward:
+    """The function or model, tried on every row of `data` as training would, a function in a worker; a row that takes too long is the last.
 
-    `encode` turns a text into the token ids that the function sees.
+    `encode` turns a text into the token ids that the function sees; `open_model` opens reward models.
 
     Raises:
         RecipeError: there is no such function, it cannot be imported, or an argument is missing.
     """
     with tempfile.TemporaryDirectory(prefix="rloo-check-") as folder:
-        with reward_workers(entry, code_dir=code_dir, log_dir=Path(folder)) as runner:
+        with reward_workers(entry, code_dir=code_dir, log_dir=Path(folder), open_model=open_model) as runner:
             notices, refusal = _check_rows(runner, data)
             tried: list[TriedRow] = []
             metrics: dict[str, list[float]] = {}

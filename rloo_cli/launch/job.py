@@ -14,7 +14,7 @@ from rloo_cli.recipe.accelerate_config import Distribution
 from rloo_cli.recipe.batch import plan_batches
 from rloo_cli.recipe.load import LoadedRecipe
 from rloo_cli.recipe.schema import Recipe, TrainingSection
-from rloo_cli.rewards.resolve import find_reward
+from rloo_cli.rewards.models import find_entry
 from rloo_cli.run.folder import RunFolder
 
 Resume = Literal["latest"] | int | Path | None
@@ -103,7 +103,7 @@ def _job(document: Mapping[str, Any], rank: int) -> Job:
         batch=plan_batches(recipe, count),
         locate=lambda field: places.get(field, path),
     )
-    sources = tuple(find_reward(entry.function, code_dir=code_dir) for entry in recipe.rewards)
+    sources = tuple(find_entry(entry, code_dir=code_dir) for entry in recipe.rewards)
     resume = document["resume"]
     return Job(
         checked=CheckedRecipe(loaded=loaded, code_dir=code_dir, sources=sources),

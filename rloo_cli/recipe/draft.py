@@ -14,12 +14,13 @@ from pydantic import ValidationError
 from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.accelerate_keys import StrategyName
 from rloo_cli.recipe.fields import BROKEN, LEAVES, REWARD_LEAVES, SECTIONS, Leaf, closest, fit, shown
+from rloo_cli.recipe.lora_rules import LORA_RULES
 from rloo_cli.recipe.nodes import Broken, Fields, Items, Node, Pair, Place, Problems, Scalar, printable
-from rloo_cli.recipe.paths import PATH_FIELDS, expand_variables, resolve
+from rloo_cli.recipe.paths import PATH_FIELDS, REWARD_PATH_FIELDS, expand_variables, resolve
 from rloo_cli.recipe.rules import RULES, Context, is_dotted
 from rloo_cli.recipe.scalars import is_null, plain_data
 from rloo_cli.recipe.schema import Recipe, RewardEntry
-from rloo_cli.recipe.settings import Entry, Settings, without_effect
+from rloo_cli.recipe.settings import Settings, without_effect
 from rloo_cli.recipe.trl_keys import TRL_KEYS, Treatment, TrlKey, known_key
 from rloo_cli.recipe.vllm_rules import VLLM_RULES
 
@@ -65,7 +66,7 @@ class Draft:
             return self._missing(leaf) if leaf.is_required else _UNSET
         value = fit(node, leaf, lambda place, message: self.problems.add(place, leaf.path, message))
         if isinstance(value, str) and leaf.name in PATH_FIELDS:
-            value = self._path(value, leaf, entry)
+            value = self._path(value, PATH_FIELDS[leaf.name], entry.folder, entry.node.place, leaf.path)
         if value is not BROKEN:
             return value
         self.broken.add(leaf.path)
@@ -78,12 +79,13 @@ class Draft:
         self.broken.add(leaf.path)
         return _STAND_IN
 
-    def _path(self, text: str, leaf: Leaf, entry: Entry) -> Any:
+    def _path(self, text: str, kind: str, folder: Path, place: Place, path: str) -> Any:
+        """What a path-like value names, or BROKEN; `path`: the dotted field."""
         expanded, fault = expand_variables(text, self.environ)
         if not fault:
-            expanded, fault = resolve(expanded, PATH_FIELDS[leaf.name], [entry.folder, *self.folders])
+            expanded, fault = resolve(expanded, kind, [folder, *self.folders])
         if fault:
-            self.problems.add(entry.node.place, leaf.path, fault if fault.startswith("the env") else f"'{printable(text, 200)}': {fault}")
+            self.problems.add(place, path, fault if fault.startswith("the env") else f"'{printable(text, 200)}': {fault}")
             return BROKEN
         return expanded
 
@@ -102,7 +104,7 @@ class Draft:
                 )
                 return
             for i, item in enumerate(entry.node.items):
-                yield self._reward_value(item, f"rewards[{i}]")
+                yield self._reward_value(item, f"rewards[{i}]", entry.folder)
         else:
             self._reward_problem(
                 entry.node.place, "rewards", f"expected a list of entries that begin with `- function:`, got {shown(entry.node)}."
@@ -114,7 +116,7 @@ class Draft:
         if entry is None or not isinstance(entry.node, Broken):
             self.problems.add(place, name, message)
 
-    def _reward_value(self, node: Node, name: str) -> dict[str, Any]:
+    def _reward_value(self, node: Node, name: str, folder: Path) -> dict[str, Any]:
         if not isinstance(node, Fields):
             if not isinstance(node, Broken):
                 self._reward_problem(node.place, name, f"expected an entry such as `- function: accuracy_reward`, got {shown(node)}.")
@@ -123,19 +125,30 @@ class Draft:
         for key, pair in node.pairs.items():
             if key not in REWARD_LEAVES:
                 self._reward_problem(pair.key_place, f"{name}.{printable(key)}", _unknown_reward_words(key))
-        if "function" not in node.pairs and not any(closest(key, ["function"]) or key == "model" for key in node.pairs):
-            self._reward_problem(node.place, f"{name}.function", "required: the dotted import path of the function.")
-        values = {key: self._reward_field(REWARD_LEAVES[key], pair, name) for key, pair in node.pairs.items() if key in REWARD_LEAVES}
+        self._check_kind(node, name)
+        values = {
+            key: self._reward_field(REWARD_LEAVES[key], pair, name, folder) for key, pair in node.pairs.items() if key in REWARD_LEAVES
+        }
         return {key: value for key, value in values.items() if value is not _UNSET}
 
-    def _reward_field(self, leaf: Leaf, pair: Pair, name: str) -> Any:
+    def _check_kind(self, node: Fields, name: str) -> None:
+        """An entry has a function or a model."""
+        given = [key for key in ("function", "model") if key in node.pairs and not is_null(node.pairs[key].node)]
+        if len(given) == 2:
+            self._reward_problem(node.pairs["model"].key_place, f"{name}.model", "`function` is given as well; an entry has one of them.")
+        elif not given and not any(closest(key, ["function", "model"]) for key in node.pairs.keys() - {"function", "model"}):
+            self._reward_problem(node.place, f"{name}.function", "required: the dotted import path of the function, or a `model:`.")
+
+    def _reward_field(self, leaf: Leaf, pair: Pair, name: str, folder: Path) -> Any:
         node = _adapted(pair.node, leaf)
         if node is None:
             return _UNSET
         value = fit(node, leaf, lambda place, message: self.problems.add(place, f"{name}.{leaf.name}", message))
+        if isinstance(value, str) and leaf.name in REWARD_PATH_FIELDS:
+            value = self._path(value, REWARD_PATH_FIELDS[leaf.name], folder, node.place, f"{name}.{leaf.name}")
         if value is BROKEN:
             self.broken.add("rewards")
-        elif leaf.name == "function" and value.isidentifier():
+        elif leaf.name == "function" and value is not None and value.isidentifier():
             return f"{BUILT_IN_REWARDS}.{value}"
         return value
 
@@ -164,19 +177,19 @@ class Draft:
     def check_rewards(self, recipe: Recipe, check_reward: Callable[[RewardEntry], None]) -> None:
         """Note the reward functions that cannot be found."""
         for i, entry in enumerate([] if "rewards" in self.broken else recipe.rewards):
-            if not is_dotted(entry.function):
+            if entry.function is not None and not is_dotted(entry.function):
                 continue  # a rule tells
             try:
                 check_reward(entry)
             except RecipeError as error:
-                field_path = f"rewards[{i}].{error.field or 'function'}"
+                field_path = f"rewards[{i}].{error.field or ('model' if entry.function is None else 'function')}"
                 self.problems.add(self.locate(field_path), field_path, error.message)
 
     def check_rules(self, recipe: Recipe, num_processes: int, strategy: StrategyName = "ddp") -> list[str]:
         """Note what contradicts between fields that are right by themselves; the notices of those rules."""
         notices = []
         context = Context(recipe, num_processes, frozenset(self._given()), strategy)
-        for rule in (*RULES, *VLLM_RULES):
+        for rule in (*RULES, *VLLM_RULES, *LORA_RULES):
             if rule.reads & self.broken:
                 continue
             for finding in rule.check(context):
@@ -221,7 +234,7 @@ def _place_below(node: Node, steps: Sequence[str]) -> Place:
 def _adapted(node: Node, leaf: Leaf) -> Node | None:
     """The node in the form that the schema has, from the forms that TRL's command takes; None = as if left out.
 
-    null for what TRL leaves unset (`bf16: null`), an empty list or mapping for null, a single tracker for a list of them.
+    null for what TRL leaves unset (`bf16: null`), an empty list or mapping for null, a single tracker or layer for a list of them.
     """
     if is_null(node) and not leaf.shape.nullable:
         trl = TRL_KEYS.get(leaf.name)
@@ -232,12 +245,15 @@ def _adapted(node: Node, leaf: Leaf) -> Node | None:
         if [item.text for item in items if isinstance(item, Scalar)] == ["none"] and len(items) == 1:
             return None
         return Items(node.place, items) if isinstance(node, Scalar) else node
+    if leaf.name in _LISTS_OF_LAYERS and isinstance(node, Scalar):
+        return Items(node.place, (node,))
     return node
 
 
+_LISTS_OF_LAYERS = ("lora_target_modules", "lora_modules_to_save")
+
+
 def _unknown_reward_words(key: str) -> str:
-    if key == "model":
-        return "reward models are not in this version; name a function."
     guess = closest(key, REWARD_LEAVES)
     return f"unknown field.{f' Did you mean `{guess}`?' if guess else ''}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from rloo_cli.recipe.fields import LEAVES, SECTIONS
-from rloo_cli.recipe.schema import Recipe
+from rloo_cli.recipe.schema import Recipe, RewardEntry
 from rloo_cli.recipe.trl_keys import RENAMED, TRL_KEYS, Treatment
 
 SCHEMA_ID = "http://json-schema.org/draft-07/schema#"
@@ -15,7 +15,11 @@ _EXTRA_KEYS: dict[str, dict[str, Any]] = {
     "reward_funcs": {
         "type": ["array", "string"],
         "items": {"type": "string"},
-        "description": "Reward functions by name (a name without a dot is a built-in): the short way to write `rewards`.",
+        "description": "Reward functions by name (a name without a dot is a built-in), and reward models by hub id or folder: the short way to write `rewards`.",
+    },
+    "reward_model_name_or_path": {
+        "type": ["string", "null"],
+        "description": "A reward model by hub id or folder: TRL's way to write an entry `- model:`, the first of `rewards`.",
     },
     "reward_weights": {
         "type": ["array", "null"],
@@ -34,6 +38,7 @@ def json_schema() -> dict[str, Any]:
     definitions = raw["definitions"]
     for model in SECTIONS.values():
         definitions[model.__name__].pop("required", None)
+    definitions[RewardEntry.__name__]["anyOf"] = [{"required": ["function"]}, {"required": ["model"]}]
     sections = {name: _section(name, raw["properties"][name], definitions) for name in Recipe.model_fields}
     flat = {name: definitions[SECTIONS[leaf.section].__name__]["properties"][name] for name, leaf in LEAVES.items()}
     return {

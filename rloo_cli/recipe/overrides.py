@@ -108,7 +108,7 @@ def _set_keys(settings: Settings, steps: list[str], value: Node, place: Place, f
         value = Fields(place, {step: Pair(place, value)})
     assert isinstance(value, Fields)
     later = read_settings(value, folder, problems)
-    if "rewards" not in later.rewards and "reward_funcs" not in later.rewards and later.rewards:
+    if later.rewards.keys() == {"reward_weights"}:
         gather_rewards(settings, problems)  # new weights for the functions that are there
     settings.put_over(later)
 

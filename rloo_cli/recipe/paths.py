@@ -20,6 +20,8 @@ PATH_FIELDS: Mapping[str, str] = {
 }
 """Leaf → what it may name (output: it need not exist yet; later: nor this, and what exists is found as any file is; strategy: as later, or one
 of our configurations); `${VAR}` is replaced in these alone."""
+REWARD_PATH_FIELDS: Mapping[str, str] = {"model": "folder"}
+"""The same for the fields of an entry of `rewards`."""
 
 _VARIABLE = re.compile(r"\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)

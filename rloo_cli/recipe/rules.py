@@ -304,10 +304,12 @@ def _parts_suffice(context: Context) -> Iterator[Finding]:
         )
 
 
-@_rule("model.dtype", "training.learning_rate")
+@_rule("model.dtype", "training.learning_rate", "model.use_peft", "model.lora_modules_to_save")
 def _small_updates(context: Context) -> Iterator[Finding]:
-    rate = context.recipe.training.learning_rate
-    if context.recipe.model.dtype == "bfloat16" and 0 < rate < BFLOAT16_SAFE_RATE:
+    rate, model = context.recipe.training.learning_rate, context.recipe.model
+    if model.use_peft and not model.lora_modules_to_save:  # an adapter is float32 in any case
+        return
+    if model.dtype == "bfloat16" and 0 < rate < BFLOAT16_SAFE_RATE:
         yield Finding(
             "model.dtype",
             f"bfloat16 weights have no master copy: at learning_rate {rate:g} most updates round to nothing. float32 keeps them.",
@@ -346,14 +348,33 @@ def is_dotted(function: str) -> bool:
 
 
 def reward_name(entry: RewardEntry) -> str:
-    """The reward's name in metrics: `name`, or the function's own."""
-    return entry.name if entry.name is not None else entry.function.rpartition(".")[2]
+    """The reward's name in metrics: `name`, or the function's own, or the last part of the model's."""
+    if entry.name is not None:
+        return entry.name
+    return entry.function.rpartition(".")[2] if entry.function is not None else (entry.model or "").rstrip("/").rpartition("/")[2]
+
+
+_OF_FUNCTIONS = ("kwargs", "timeout", "call", "env", "run_in")
+_OF_MODELS = ("revision", "dtype", "device", "batch_size", "max_length")
+
+
+@_rule("rewards")
+def _reward_kinds(context: Context) -> Iterator[Finding]:
+    """A field of the other kind would be ignored; a resolved recipe writes the defaults out."""
+    for i, entry in enumerate(context.recipe.rewards):
+        kind, foreign = ("function", _OF_MODELS) if entry.model is None else ("model", _OF_FUNCTIONS)
+        for name in foreign:
+            if getattr(entry, name) != REWARD_LEAVES[name].info.get_default(call_default_factory=True):
+                other = "models" if kind == "function" else "functions"
+                yield Finding(f"rewards[{i}].{name}", f"this entry is a {kind}, and `{name}` is for {other}; remove it.")
+        if entry.model is not None and not _REWARD_NAME.fullmatch(reward_name(entry)):
+            yield Finding(f"rewards[{i}].model", "its name is no word, as metrics need it: write a `name:` beside it.")
 
 
 @_rule("rewards")
 def _reward_entries(context: Context) -> Iterator[Finding]:
     for i, entry in enumerate(context.recipe.rewards):
-        if not is_dotted(entry.function):
+        if entry.function is not None and not is_dotted(entry.function):
             yield Finding(
                 f"rewards[{i}].function",
                 f"'{entry.function[:60]}' is no dotted import path such as my_rewards.exact, function `exact` of my_rewards.py.",
@@ -365,7 +386,7 @@ def _reward_entries(context: Context) -> Iterator[Finding]:
                 yield Finding(f"rewards[{i}].env", f"'{variable[:60]}' is no name of an environment variable.")
         for name in _PASSED_ANYWAY & entry.kwargs.keys():
             yield Finding(f"rewards[{i}].kwargs.{name}", f"the trainer passes `{name}` itself; take another name.")
-        if entry.run_in == "trainer" and entry.timeout != REWARD_LEAVES["timeout"].info.default:
+        if entry.function is not None and entry.run_in == "trainer" and entry.timeout != REWARD_LEAVES["timeout"].info.default:
             yield Finding(f"rewards[{i}].timeout", "not read: in the trainer there is no deadline.", is_notice=True)
 
 

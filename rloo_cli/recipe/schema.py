@@ -163,6 +163,9 @@ class GenerationSection(Section):
     vllm_enable_sleep_mode: bool = Field(
         False, description="Whether vLLM gives its memory back while the policy is updated (colocate, GPUs only)."
     )
+    vllm_structured_outputs_regex: str | None = Field(
+        None, description="Regular expression that every completion has to match as a whole (vLLM alone); null = any completion."
+    )
     vllm_server_base_url: str | None = Field(None, description="Address of the server; null = http://vllm_server_host:vllm_server_port.")
     vllm_server_host: str = Field("127.0.0.1", description="Host of the server.")
     vllm_server_port: Annotated[int, Field(ge=1, le=65535)] = Field(8000, description="Port of the server.")

@@ -15,7 +15,8 @@ from rloo_cli.recipe.nodes import Broken, Fields, Items, Node, Pair, Place, Prob
 from rloo_cli.recipe.scalars import is_null, number_in
 from rloo_cli.recipe.trl_keys import OTHER_KEYS, RENAMED, TRL_KEYS, known_key
 
-REWARD_KEYS = ("rewards", "reward_funcs", "reward_weights")
+REWARD_MODEL_KEY = "reward_model_name_or_path"
+REWARD_KEYS = ("rewards", REWARD_MODEL_KEY, "reward_funcs", "reward_weights")
 TOP_KEYS = (*SECTIONS, *REWARD_KEYS, "extends")
 
 
@@ -54,7 +55,7 @@ class Settings:
         self.sections |= later.sections
         self.suspects |= later.suspects
         self.notices += later.notices
-        if "rewards" in later.rewards or "reward_funcs" in later.rewards:
+        if later.rewards.keys() - {"reward_weights"}:
             self.rewards = dict(later.rewards)
         else:
             self.rewards |= later.rewards
@@ -73,10 +74,11 @@ class _Reader:
 
     def read(self, root: Fields) -> Settings:
         for key, pair in root.pairs.items():
+            name = RENAMED.get(key, key)
             if key in SECTIONS:
                 self._section(key, pair)
-            elif key in REWARD_KEYS:
-                self.settings.rewards[key] = Entry(pair.key_place, pair.node, self.folder, True)
+            elif name in REWARD_KEYS:
+                self._put(self.settings.rewards, key, name, pair, None)
             elif key != "extends":
                 self._field(key, pair, None)
         self._check_reward_keys()
@@ -135,9 +137,10 @@ class _Reader:
 
     def _check_reward_keys(self) -> None:
         rewards = self.settings.rewards
-        for key in ("reward_funcs", "reward_weights"):
+        for key in REWARD_KEYS[1:]:
             if "rewards" in rewards and key in rewards:
-                remedy = "list the functions in one of them" if key == "reward_funcs" else "write `weight:` in each entry of `rewards`"
+                remedy = "write `weight:` in each entry of `rewards`" if key == "reward_weights" else "list the functions in one of them"
+                remedy = "write it as an entry `- model:` there" if key == REWARD_MODEL_KEY else remedy
                 self.problems.add(rewards.pop(key).key_place, key, f"`rewards` is given as well; {remedy}.")
 
 
@@ -164,31 +167,46 @@ def _unknown_words(guess: str | None, section: str | None) -> str:
 
 
 def gather_rewards(settings: Settings, problems: Problems) -> None:
-    """Turn `reward_funcs` and `reward_weights` into `rewards`, in place."""
+    """Turn `reward_model_name_or_path`, `reward_funcs` and `reward_weights` into `rewards`, in place; the model comes first, as in TRL."""
+    model = settings.rewards.pop(REWARD_MODEL_KEY, None)
     funcs, weights = settings.rewards.pop("reward_funcs", None), settings.rewards.pop("reward_weights", None)
-    if funcs is not None:
-        settings.rewards["rewards"] = Entry(funcs.key_place, _entries_of(funcs.node, problems), funcs.folder, True)
+    model = None if model is not None and is_null(model.node) else model
+    funcs = None if model is not None and funcs is not None and is_null(funcs.node) else funcs
+    written = model or funcs
+    if written is not None:
+        entries = Items(written.node.place, ()) if funcs is None else _entries_of(funcs.node, funcs.folder, problems)
+        if model is not None and isinstance(entries, Items):
+            first = Fields(model.node.place, {"model": Pair(model.key_place, model.node)})
+            entries = Items(entries.place, (first, *entries.items))
+        settings.rewards["rewards"] = Entry(written.key_place, entries, written.folder, True)
     if weights is not None and not is_null(weights.node):
         _put_weights(settings, weights, problems)
 
 
-def _entries_of(node: Node, problems: Problems) -> Node:
+def _entries_of(node: Node, folder: Path, problems: Problems) -> Node:
     items = (node,) if isinstance(node, Scalar) and not is_null(node) else node.items if isinstance(node, Items) else None
     if items is None:
         if not isinstance(node, Broken):
             problems.add(node.place, "reward_funcs", f"expected a list of reward functions, got {shown(node)}.")
         return Broken(node.place)
-    return Items(node.place, tuple(_entry_of(item, problems) for item in items))
+    return Items(node.place, tuple(_entry_of(item, folder, problems) for item in items))
 
 
-def _entry_of(item: Node, problems: Problems) -> Node:
+def _entry_of(item: Node, folder: Path, problems: Problems) -> Node:
     if not isinstance(item, Scalar):
         if not isinstance(item, Broken):
             problems.add(
                 item.place, "reward_funcs", f"expected the name of a function, got {shown(item)}; entries with more belong to `rewards`."
             )
         return Broken(item.place)
-    return Fields(item.place, {"function": Pair(item.place, item)})
+    return Fields(item.place, {"model" if _is_model(item.text, folder) else "function": Pair(item.place, item)})
+
+
+def _is_model(name: str, folder: Path) -> bool:
+    """Whether an item of `reward_funcs` is a reward model, as TRL's trainer has them there: a hub id, or a folder with a configuration."""
+    if name.endswith(".py") or ":" in name:  # a function, as others write them; what to write is said where functions are looked for
+        return False
+    return "/" in name or any((place / name / "config.json").is_file() for place in (folder, Path()))
 
 
 def _put_weights(settings: Settings, weights: Entry, problems: Problems) -> None:

@@ -107,12 +107,25 @@ def _tensor_parallel(context: Context) -> Iterator[Finding]:
         )
 
 
+def _structured(context: Context) -> Iterator[Finding]:
+    field, generation = "generation.vllm_structured_outputs_regex", context.recipe.generation
+    if generation.vllm_structured_outputs_regex is None:
+        return
+    if not generation.use_vllm:
+        yield Finding(field, "only vLLM draws completions that match an expression: write `use_vllm: true`, or remove it.")
+    elif not generation.vllm_structured_outputs_regex:
+        yield Finding(field, "an empty expression matches the empty completion alone; remove it.")
+    elif generation.stop:
+        yield Finding(field, "with it completions end where the expression does, and `stop` could cut them before: keep one of the two.")
+
+
 def _rule(check: Callable[[Context], Iterator[Finding]], *reads: str) -> Rule:
     return Rule(frozenset(reads), check)
 
 
 VLLM_RULES = (
     _rule(_tensor_parallel, "generation.use_vllm", "generation.vllm_mode", "generation.vllm_tensor_parallel_size"),
+    _rule(_structured, "generation.use_vllm", "generation.vllm_structured_outputs_regex", "generation.stop"),
     _rule(_not_read, "generation.use_vllm", "generation.vllm_mode"),
     _rule(_address, "generation.vllm_server_base_url"),
     _rule(_transfer, "generation.vllm_weight_transfer", "generation.vllm_weight_transfer_dir", "generation.vllm_group_port"),

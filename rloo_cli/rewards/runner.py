@@ -24,10 +24,11 @@ from rloo_cli.rewards.environment import worker_environment
 from rloo_cli.rewards.jobs import check_request, plain_group
 from rloo_cli.rewards.ledger import Ledger
 from rloo_cli.rewards.memory import memory_share
+from rloo_cli.rewards.models import OpenModel, check_entry, find_entry, open_entry
 from rloo_cli.rewards.modules import search_path
 from rloo_cli.rewards.parameters import is_built_in
 from rloo_cli.rewards.pool import POLL_SECONDS, Event, WorkerPool
-from rloo_cli.rewards.resolve import RewardSource, check_arguments, find_reward
+from rloo_cli.rewards.resolve import RewardSource
 from rloo_cli.rewards.worker import expand_rows
 from rloo_cli.types import Group, GroupRewards, TrainerState
 
@@ -71,7 +72,7 @@ class RewardRunner:
         Raises:
             RecipeError: a function does not exist, its `kwargs` do not fit, or two entries have the same name.
         """
-        self.sources = tuple(find_reward(entry.function, code_dir=code_dir) for entry in entries)
+        self.sources = tuple(find_entry(entry, code_dir=code_dir) for entry in entries)
         self.names = tuple(entry.name or source.name for entry, source in zip(entries, self.sources, strict=True))
         doubled = [name for name in self.names if self.names.count(name) > 1]
         if doubled:
@@ -79,13 +80,14 @@ class RewardRunner:
         self._entries = tuple(entries)
         self._check_arguments(None)
         # A recipe with built-in rewards alone is data, whatever modules lie beside it: none of them may stand in for an installed one.
-        self._code_dir = None if all(is_built_in(source.module) for source in self.sources) else code_dir
+        modules = [source.module for source, entry in zip(self.sources, entries, strict=True) if entry.model is None]
+        self._code_dir = None if all(map(is_built_in, modules)) else code_dir
         self._num_workers = num_workers
         self._log_dir = log_dir
         self._memory_limit = memory_limit
         self._load_timeout = load_timeout
         self._ledger = Ledger(self._entries, self.names)
-        self._in_workers = [k for k, entry in enumerate(entries) if entry.run_in == "worker"]
+        self._in_workers = [k for k, entry in enumerate(entries) if entry.run_in == "worker" and entry.model is None]
         self._in_trainer: dict[int, calls.LoadedReward] = {}
         self._pool: WorkerPool | None = None
         self._dispatcher: Dispatcher | None = None
@@ -96,11 +98,11 @@ class RewardRunner:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def start(self, check_stop: CheckStop | None = None) -> None:
-        """Import every function and start the workers. Call it before torch is imported.
+    def start(self, check_stop: CheckStop | None = None, *, open_model: OpenModel | None = None) -> None:
+        """Import every function and start the workers. Call it before torch is imported; `open_model` may import it, the workers run then.
 
         Raises:
-            RecipeError: an import fails, ends the process or does not end.
+            RecipeError: an import fails, ends the process or does not end; a model cannot be opened.
         """
         with contextlib.ExitStack() as undo:
             undo.callback(self.close)
@@ -109,13 +111,26 @@ class RewardRunner:
                 self._pool = self._new_pool()
                 told = dict(zip(self._in_workers, self._pool.start(check_stop), strict=True))
             for k in set(range(len(self._entries))) - set(self._in_workers):
+                if self._entries[k].model is not None:
+                    self._in_trainer[k] = open_entry(self._entries[k], self.names[k], f"rewards[{k}].model", open_model)
+                    continue
                 self._in_trainer[k] = self._load_in_trainer(k)
                 told[k] = calls.describe(self._in_trainer[k])
-            self.sources = tuple(_told(source, told[k]) for k, source in enumerate(self.sources))
+            self.sources = tuple(_told(source, told.get(k, {})) for k, source in enumerate(self.sources))
             self._check_arguments(None)
             if self._pool is not None:
                 self._dispatcher = Dispatcher(self._pool, self._ledger, self._entries, {k: self.sources[k] for k in self._in_workers})
             undo.pop_all()
+
+    def load_models(self) -> None:
+        """Read the weights of the reward models, once. Call it when this process has its device, before the first `submit`.
+
+        Raises:
+            RecipeError: they cannot be read.
+        """
+        for k, entry in enumerate(self._entries):
+            if entry.model is not None:
+                self._in_trainer[k].function.load()  # type: ignore[attr-defined]
 
     def check_rows(self, columns: Mapping[str, list[Any]], check_stop: CheckStop | None = None) -> tuple[str, ...]:
         """What the functions' own `check_rows(columns)` noticed, a line each; a function without one is not asked.
@@ -173,7 +188,8 @@ class RewardRunner:
                 self._dispatcher.add(groups, [k])
         self.poll()
         for k in self._in_trainer if groups else []:
-            for portion in [groups] if self._entries[k].call == "batch" else [[pair] for pair in groups]:
+            is_whole = self._entries[k].call == "batch" or self._entries[k].model is not None
+            for portion in [groups] if is_whole else [[pair] for pair in groups]:
                 self._call_in_trainer(k, portion, check_stop)
         self._wait(check_stop)
         rewards = self._ledger.rewards()
@@ -195,7 +211,7 @@ class RewardRunner:
 
     def _check_arguments(self, columns: Sequence[str] | None) -> None:
         for source, entry in zip(self.sources, self._entries, strict=True):
-            check_arguments(source, columns=columns, kwargs=entry.kwargs)
+            check_entry(entry, source, columns=columns)
 
     def _new_pool(self) -> WorkerPool:
         if self._log_dir is not None:

@@ -126,8 +126,8 @@ REWARD_FAULTS = {
     "rewards: accuracy_reward": ["5:10: rewards: expected a list of entries that begin with `- function:`, got 'accuracy_reward'."],
     "rewards: {function: a.b}": ["5:10: rewards: expected a list of entries that begin with `- function:`, got a mapping."],
     "rewards: [accuracy_reward]": ["5:11: rewards[0]: expected an entry such as `- function: accuracy_reward`, got 'accuracy_reward'."],
-    "rewards:\n  - weight: 1": ["6:5: rewards[0].function: required: the dotted import path of the function."],
-    "rewards:\n  - model: x/y": ["6:5: rewards[0].model: reward models are not in this version; name a function."],
+    "rewards:\n  - weight: 1": ["6:5: rewards[0].function: required: the dotted import path of the function, or a `model:`."],
+    "rewards:\n  - model: ./x": ["6:12: rewards[0].model: './x': no such file or folder in `.`; a hub id is NAME or OWNER/NAME."],
     "rewards:\n  - functoin: a.b": ["6:5: rewards[0].functoin: unknown field. Did you mean `function`?"],
     "rewards:\n  - function: a-b.c": [
         "6:15: rewards[0].function: 'a-b.c' is no dotted import path such as my_rewards.exact, function `exact` of my_rewards.py."

@@ -34,7 +34,7 @@ def test_the_table_is_that_of_the_installed_classes():
 
 def test_honoured_keys_are_fields_and_the_others_are_not():
     for name, key in TRL_KEYS.items():
-        is_field = name in LEAVES or name in ("reward_funcs", "reward_weights")
+        is_field = name in LEAVES or name in ("reward_funcs", "reward_weights", "reward_model_name_or_path")
         assert is_field == (key.treatment is Treatment.HONOURED), name
     assert not OTHER_KEYS.keys() & (TRL_KEYS.keys() | LEAVES.keys())
     assert all(name not in LEAVES and not known_key(name) for name in RENAMED)
