@@ -163,9 +163,11 @@ class _Request:
 
 def _train(request: _Request) -> None:
     """Train as what this process is: the one that decides, or one that is told, of a launcher's processes or of several machines."""
-    from rloo_cli.launch.given import failure_told, place_of
+    from rloo_cli.launch.given import failure_told, place_of, refuse_lone
 
     place = place_of(os.environ)
+    if place is None:
+        refuse_lone(_parents_words())
     if place is not None and place.rank > 0:
         _train_as_told(place)
         return
@@ -181,6 +183,15 @@ def _train(request: _Request) -> None:
                 _decide(request, checked, lead)
         else:
             follow(cluster, checked, lambda folder: _way_on_told(request, folder), quiet=request.quiet)
+
+
+def _parents_words() -> list[str]:
+    """The command line of the process that started this one; empty where it cannot be read."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error, OSError):
+        return psutil.Process(os.getppid()).cmdline()
+    return []
 
 
 def _checked(request: _Request, place: Place | None) -> tuple[CheckedRecipe, Cluster | None]:

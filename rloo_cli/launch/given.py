@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -91,6 +92,25 @@ def place_of(environ: Mapping[str, str]) -> Place | None:
         raise RefusedError(f"LOCAL_RANK {local_rank} of {local} in the environment: those of a machine count from 0. {_unset(environ)}")
     _refuse_port(environ)
     return None if world_size == 1 else Place(rank, world_size, world_size // local)
+
+
+def refuse_lone(parent: Sequence[str]) -> None:
+    """Raise RefusedError where `accelerate launch` was asked for several processes and has started this one alone, as it does without GPUs.
+
+    Args:
+        parent: the command line of this process' parent.
+    """
+    words = list(parent)
+    if "launch" not in words or "accelerate" not in "".join(words[: words.index("launch")]):
+        return
+    words = words[words.index("launch") + 1 :]
+    own = next((i for i, word in enumerate(words) if word in ("-m", "--module", "train")), len(words))
+    asked = re.search(r" --num[_-]processes[ =](\d+)", "".join(f" {word}" for word in words[:own]))
+    if asked is not None and int(asked[1]) > 1:
+        raise RefusedError(
+            f"accelerate launch was asked for {asked[1]} processes and has started one, as it does where there is no GPU: "
+            f"`rloo train RECIPE --num-processes {asked[1]}` starts them, and so does `torchrun --nproc_per_node {asked[1]} -m rloo_cli train`."
+        )
 
 
 def _number(name: str, value: str) -> int:

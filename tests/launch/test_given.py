@@ -6,7 +6,7 @@ import pytest
 
 from rloo_cli.cli.app import exit_code_of
 from rloo_cli.errors import RefusedError
-from rloo_cli.launch.given import COUNTS, NEEDED, Place, place_of
+from rloo_cli.launch.given import COUNTS, NEEDED, Place, place_of, refuse_lone
 
 TWO = {"RANK": "1", "WORLD_SIZE": "2", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 
@@ -50,6 +50,33 @@ def test_a_launchers_environment_says_which_process_this_is(environ, place):
 def test_an_environment_that_cannot_be_is_refused_by_the_names_of_its_variables(environ, says):
     with pytest.raises(RefusedError, match=says):
         place_of(environ)
+
+
+ACCELERATE = ["/v/bin/python", "/v/bin/accelerate", "launch"]
+
+
+@pytest.mark.parametrize(
+    ("words", "asked"),
+    [
+        (["--num_processes", "2", "-m", "rloo_cli", "train", "a.yaml"], 2),
+        (["--cpu", "--num-processes=4", "/v/bin/rloo", "train", "a.yaml"], 4),
+        (["--num_processes", "1", "-m", "rloo_cli", "train", "a.yaml"], None),
+        (["-m", "rloo_cli", "train", "a.yaml", "--num-processes", "2"], None),
+    ],
+)
+def test_one_process_where_accelerate_was_asked_for_several_is_refused(words, asked):
+    if asked is None:
+        refuse_lone([*ACCELERATE, *words])
+        return
+    with pytest.raises(
+        RefusedError, match=rf"asked for {asked} processes and has started one.*`rloo train RECIPE --num-processes {asked}`"
+    ):
+        refuse_lone([*ACCELERATE, *words])
+
+
+@pytest.mark.parametrize("parent", [[], ["bash"], ["python", "launch", "--num_processes", "2"], ["torchrun", "--nproc_per_node", "2"]])
+def test_other_parents_say_nothing(parent):
+    refuse_lone(parent)
 
 
 @pytest.fixture
