@@ -21,7 +21,8 @@ from rloo_cli.run.metrics import METRICS
 from rloo_cli.run.rollouts import COLUMNS
 
 CVE_RECORD = "https://www.cve.org/CVERecord?id="
-DOCS = Path(__file__).resolve().parent.parent / "docs"
+ROOT = Path(__file__).resolve().parent.parent
+DOCS = ROOT / "docs"
 PART = re.compile(r"(?P<head><!-- generated: (?P<name>[a-z-]+) -->\n).*?(?P<tail><!-- end -->)", re.DOTALL)
 
 
@@ -75,6 +76,14 @@ def floors_table() -> str:
     return table(("package", "from", "advisory", "what the fault does"), rows)
 
 
+def exactness_tables() -> str:
+    """What `benchmarks/exactness.py` finds."""
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    from exactness import HEADER, tables
+
+    return "\n".join(f"**{title}**\n\n{table(HEADER, rows)}" for title, rows in tables().items())
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "fields": fields_table,
     "metrics": metrics_table,
@@ -83,6 +92,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "memory": memory_table,
     "checks": checks_markdown,
     "floors": floors_table,
+    "exactness": exactness_tables,
 }
 
 
