@@ -32,6 +32,8 @@ class SamplingParams:
     """1 = off; over prompt and completion, as transformers does."""
     stop: tuple[str, ...] = ()
     """A row ends when its decoded completion contains one of these; the text up to and including it stays."""
+    regex: str | None = None
+    """Only completions that match it as a whole are drawn, or beginnings of some where the length ends them (vLLM alone can); None = any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

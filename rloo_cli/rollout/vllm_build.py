@@ -44,6 +44,8 @@ class EngineSettings:
     seed: int
     tensor_parallel_size: int = 1
     """Neighbouring ranks that share the engine."""
+    needs_tokenizer: bool = False
+    """Whether vLLM itself has to know the words of tokens, as for completions that have to match something."""
 
 
 def build_engine(settings: EngineSettings, tokenizer: Any) -> Any:
@@ -188,7 +190,7 @@ def _arguments(settings: EngineSettings, *, is_cpu: bool) -> dict[str, Any]:
         "seed": settings.seed,
         "tensor_parallel_size": settings.tensor_parallel_size,
         "load_format": "dummy",
-        "skip_tokenizer_init": True,
+        "skip_tokenizer_init": not settings.needs_tokenizer,
         "generation_config": "vllm",
         "enable_prefix_caching": True,
         "logprobs_mode": "processed_logprobs",

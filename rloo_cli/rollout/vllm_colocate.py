@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from rloo_cli.errors import EngineError
+from rloo_cli.errors import EngineError, RecipeError, RlooError
 from rloo_cli.rollout.engine import GenerationRequest, OnGroup, RandomKey, SamplingParams
 from rloo_cli.rollout.peers import Alone, Peers, agree, shared_batch
 from rloo_cli.rollout.rows import completion_limit
@@ -79,10 +79,12 @@ class VllmColocateEngine:
         model_impl: str,
         trust_remote_code: bool,
         seed: int,
+        constrains: bool = False,
         weights_version: int = 0,
         peers: Peers | None = None,
     ) -> None:
-        """`max_model_length`: longest prompt + completion in tokens, None = the model's context. `peers`: the ranks that share this engine.
+        """`max_model_length`: longest prompt + completion in tokens, None = the model's context. `constrains`: whether batches will have a `regex`, for which
+        vLLM reads the tokenizer in `model_path`. `peers`: the ranks that share this engine.
 
         Raises:
             RecipeError: sleep mode on a platform that has none.
@@ -99,6 +101,7 @@ class VllmColocateEngine:
             trust_remote_code=trust_remote_code,
             seed=seed,
             tensor_parallel_size=1 if peers is None else peers.world_size,
+            needs_tokenizer=constrains,
         )
         self.weights_version = weights_version
         self._peers: Peers = peers or Alone()
@@ -227,8 +230,9 @@ class VllmColocateEngine:
         self, llm: Any, rows: Mapping[str, _Row], requests: Sequence[GenerationRequest], params: SamplingParams, key: RandomKey
     ) -> None:
         """Queue every row as a request of its own; a group's prompt is computed once, by the prefix cache."""
+        from vllm.exceptions import VLLMClientError
         from vllm.inputs.engine import tokens_input
-        from vllm.sampling_params import RequestOutputKind
+        from vllm.sampling_params import RequestOutputKind, StructuredOutputsParams
         from vllm.sampling_params import SamplingParams as VllmSamplingParams
 
         with self._faults("take the batch"):
@@ -237,8 +241,13 @@ class VllmColocateEngine:
                 fields = sampling_fields(
                     params, key, request.first_row + row.generation, eos_ids=self._eos_ids, max_tokens=row.bounds.max_tokens
                 )
+                if params.regex is not None:
+                    fields["structured_outputs"] = StructuredOutputsParams(**fields["structured_outputs"])
                 sampling = VllmSamplingParams(**fields, output_kind=RequestOutputKind.FINAL_ONLY, flat_logprobs=True, skip_clone=True)
-                llm.add_request(name, tokens_input(list(request.token_ids)), sampling)
+                try:
+                    llm.add_request(name, tokens_input(list(request.token_ids)), sampling)
+                except VLLMClientError as error:
+                    raise _declined(error, params) from error
 
     def _step(self, llm: Any, rows: Mapping[str, _Row]) -> Iterator[tuple[str, Completion]]:
         """Name and completion of each row that ends in vLLM's next step."""
@@ -278,6 +287,13 @@ class VllmColocateEngine:
         except FAULTS as error:
             self._failure = f"it could not {deed} ({first_line(error)})"
             raise EngineError(f"vLLM could not {deed}: {first_line(error)}; the log has its traceback") from error
+
+
+def _declined(error: Exception, params: SamplingParams) -> RlooError:
+    """What a request means that vLLM does not take: the expression is none that it can follow, or it is no fault of the recipe."""
+    if params.regex is not None:
+        return RecipeError(f"generation.vllm_structured_outputs_regex: vLLM cannot follow {params.regex!r}: {first_line(error)}")
+    return EngineError(f"vLLM does not take a prompt of the batch: {first_line(error)}")
 
 
 def _noted(named_tensors: Iterable[tuple[str, torch.Tensor]], names: set[str]) -> Iterator[tuple[str, torch.Tensor]]:

@@ -56,4 +56,5 @@ def sampling_fields(params: SamplingParams, key: RandomKey, row: int, *, eos_ids
         "include_stop_str_in_output": True,
         "skip_special_tokens": True,
         "detokenize": bool(params.stop),
+        **({"structured_outputs": {"regex": params.regex}} if params.regex is not None else {}),
     }

@@ -154,6 +154,7 @@ def _colocate(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype |
         model_impl=generation.vllm_model_impl,
         trust_remote_code=inputs.trust_remote_code,
         seed=recipe.training.seed,
+        constrains=generation.vllm_structured_outputs_regex is not None,
         peers=join_neighbours(ranks, min(generation.vllm_tensor_parallel_size, ranks.world_size)),
     )
 

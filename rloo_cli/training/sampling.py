@@ -17,6 +17,7 @@ def training_params(recipe: Recipe) -> SamplingParams:
         min_p=generation.min_p,
         repetition_penalty=generation.repetition_penalty,
         stop=tuple(generation.stop),
+        regex=generation.vllm_structured_outputs_regex,
     )
 
 
@@ -26,4 +27,5 @@ def eval_params(recipe: Recipe) -> SamplingParams:
         max_new_tokens=recipe.generation.max_completion_length,
         temperature=recipe.evaluation.eval_temperature,
         stop=tuple(recipe.generation.stop),
+        regex=recipe.generation.vllm_structured_outputs_regex,
     )

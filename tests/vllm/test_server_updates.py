@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import sys
@@ -99,6 +100,19 @@ def test_after_each_update_greedy_completions_are_those_of_the_trainers_weights(
         groups = engine.generate(requests, GREEDY, colocated.KEY)
         assert [group[0].token_ids for group in groups] == [greedy_of(model, request.token_ids, 24) for request in requests]
         assert {completion.weights_version for group in groups for completion in group} == {version}
+
+
+def test_completions_that_have_to_match_an_expression_do(served, make_engine):
+    model, engine = served[0], make_engine()
+    engine.load_weights(model.state_dict().items(), 1)
+    groups = engine.generate(
+        colocated.requests(generations=4), SamplingParams(max_new_tokens=40, regex=r"(yes|no): [0-9]{1,3}\."), colocated.KEY
+    )
+    texts = [tiny.byte_tokenizer().decode(list(c.token_ids), skip_special_tokens=True) for group in groups for c in group]
+    assert all(re.fullmatch(r"(yes|no): [0-9]{1,3}\.", text) for text in texts), texts
+    assert len(set(texts)) > 8
+    with pytest.raises(EngineError, match="answered HTTP 400 .*invalid regex"):
+        engine.generate(colocated.requests(generations=1), SamplingParams(max_new_tokens=8, regex="(unclosed"), colocated.KEY)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
