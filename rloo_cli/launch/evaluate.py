@@ -95,7 +95,7 @@ def _evaluate(subject: Subject, stop: StopSignal, *, trust_remote_code: bool, qu
         from rloo_cli.run.progress import Progress
         from rloo_cli.training.train import evaluate_model
 
-        with Progress(prepared.total_steps, console=terminal(quiet=quiet)) as progress:
+        with Progress(0, console=terminal(quiet=quiet)) as progress:
             inputs = training_inputs(prepared, subject.folder, subject.checkpoint, progress, stop, trust_remote_code=trust_remote_code)
             _, metrics = evaluate_model(inputs)
     return metrics

@@ -37,10 +37,8 @@ from rloo_cli.run.ranks import ALONE, Ranks
 from rloo_cli.run.signals import StopRequested, StopSignal
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from rloo_cli.recipe.schema import Recipe
-    from rloo_cli.run.progress import Progress
+    from rloo_cli.run.progress import LastingConsole, Progress
     from rloo_cli.training.inputs import TrainingInputs
 
 logger = logging.getLogger(__name__)
@@ -91,7 +89,7 @@ def train_rank(job: Job, stop: StopSignal) -> None:
     """
     console, attempt = terminal(quiet=job.quiet), job.attempt
     with contextlib.ExitStack() as stack:
-        stack.enter_context(logging_to(attempt / log_name(job.rank), show=_show_on(console), environment=os.environ))
+        stack.enter_context(logging_to(attempt / log_name(job.rank), show=console.say, environment=os.environ))
         logger.info("rloo %s: %s", __version__, shlex.join(job.command))
         stack.enter_context(AttemptRecord(attempt, rank=job.rank))
         if job.world_size > 1:
@@ -104,7 +102,8 @@ def train_rank(job: Job, stop: StopSignal) -> None:
         stack.enter_context(errors_placed(job.checked.loaded))
         rewards = stack.enter_context(reward_runner(job.checked, log_dir=attempt / f"rank-{job.rank}" if job.rank else attempt))
         with stop.at_once():
-            with console.status("importing rewards, reading the data"):  # on a terminal alone
+            reading = "importing rewards, reading the data"
+            with console.status(reading) if console.is_interactive else contextlib.nullcontext():
                 prepared = prepare(job.checked, rewards, trust_remote_code=job.trust_remote_code)
             for notice in prepared.notices:
                 _say(console, f"note: {notice}")
@@ -158,7 +157,7 @@ def nothing_left(checked: CheckedRecipe, folder: RunFolder) -> bool:
     )
 
 
-def _train(prepared: Prepared, job: Job, checkpoint: Checkpoint | None, console: Console, stop: StopSignal) -> None:
+def _train(prepared: Prepared, job: Job, checkpoint: Checkpoint | None, console: LastingConsole, stop: StopSignal) -> None:
     from rloo_cli.run.progress import Progress
     from rloo_cli.training.train import train
 
@@ -171,7 +170,10 @@ def _train(prepared: Prepared, job: Job, checkpoint: Checkpoint | None, console:
     size = f"{loaded.batch.prompts_per_step} prompts with {loaded.batch.num_generations} completions each"
     logger.info("%d prompts, %d optimizer steps of %s", len(prepared.prompts), prepared.total_steps, size)
     start = checkpoint.step if checkpoint is not None else 0
-    with Progress(prepared.total_steps, start_step=start, logging_steps=recipe.run.logging_steps, console=console) as progress:
+    with (
+        Progress(prepared.total_steps, start_step=start, logging_steps=recipe.run.logging_steps, console=console) as progress,
+        stop.telling(progress.note) if progress.is_live else contextlib.nullcontext(),
+    ):
         train(training_inputs(prepared, folder, checkpoint, progress, stop, trust_remote_code=job.trust_remote_code))
 
 
@@ -199,7 +201,7 @@ def training_inputs(
     )
 
 
-def _resumed(prepared: Prepared, job: Job, ranks: Ranks, console: Console) -> tuple[Checkpoint | None, Prepared]:
+def _resumed(prepared: Prepared, job: Job, ranks: Ranks, console: LastingConsole) -> tuple[Checkpoint | None, Prepared]:
     """The checkpoint to go on from, and what was prepared with the run's own recipe in it; ranks verify the former together.
 
     Raises:
@@ -281,11 +283,12 @@ def _environment(prepared: Prepared, job: Job) -> Mapping[str, object]:
     }
 
 
-def terminal(*, quiet: bool) -> Console:
-    """Where progress goes: standard output, or nowhere."""
+def terminal(*, quiet: bool) -> LastingConsole:
+    """Where progress goes: standard output, or nowhere. Lines are drawn anew on a terminal that somebody looks at alone."""
     from rloo_cli.run.progress import LastingConsole
 
-    console = LastingConsole(highlight=False, quiet=quiet, force_jupyter=False)  # plain lines in a notebook, too
+    interactive = None if sys.stdout.isatty() and not os.environ.get("CI") else False  # FORCE_COLOR makes a terminal of a file
+    console = LastingConsole(highlight=False, quiet=quiet, force_jupyter=False, force_interactive=interactive)  # plain in a notebook, too
     console.soft_wrap = not console.is_terminal  # a terminal gets lines that break between words, a file the whole line
     return console
 
@@ -299,10 +302,6 @@ def waiting(for_what: str) -> Iterator[None]:
         yield
 
 
-def _say(console: Console, message: str) -> None:
+def _say(console: LastingConsole, message: str) -> None:
     logger.info(message)
-    console.print(message, markup=False)
-
-
-def _show_on(console: Console) -> Callable[[str], None]:
-    return lambda message: console.print(message, markup=False)
+    console.say(message)

@@ -61,6 +61,7 @@ class StopSignal:
         self._is_at_once = False
         self._old: dict[signal.Signals, Any] = {}
         self._undo = contextlib.ExitStack()
+        self._tell: Callable[[str], None] = _tell_terminal
 
     def __enter__(self) -> StopSignal:
         if threading.current_thread() is threading.main_thread():
@@ -95,6 +96,15 @@ class StopSignal:
         finally:
             self._is_at_once = before
 
+    @contextlib.contextmanager
+    def telling(self, tell: Callable[[str], None]) -> Iterator[None]:
+        """For the block `tell` shows that a signal was heard; it is called in the signal's handler."""
+        before, self._tell = self._tell, tell
+        try:
+            yield
+        finally:
+            self._tell = before
+
     def request(self, signal_name: str) -> None:
         """Ask for a stop from within the program, as another process' signal does."""
         self.received = self.received or signal_name
@@ -104,7 +114,7 @@ class StopSignal:
         self.request(signal.Signals(number).name)
         self._interrupts += number == signal.SIGINT and not self._is_led
         if is_first and not self._is_led:
-            _tell_terminal(f"{self.received}: stopping, what was trained is saved; a second Ctrl-C leaves at once")
+            self._tell(f"{self.received}: stopping, what was trained is saved; a second Ctrl-C leaves at once")
         if number == signal.SIGINT and self._interrupts == 2:
             raise InterruptedTwiceError(LEFT_AT_ONCE)
         if self._interrupts > 2:

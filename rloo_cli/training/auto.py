@@ -144,13 +144,9 @@ def decide_head_chunk(training: TrainingSection, vocabulary: int, max_tokens: in
 def decisions_told(recipe: Recipe, device: torch.device) -> str:
     """How training computes here, in a line, from a recipe in which all is decided."""
     training = recipe.training
-    where = (
-        torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"the {device.type} with {training.threads} thread{'s' * (training.threads != 1)}"
-    )
+    where = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{device.type} ({training.threads} threads)"
     precision = "bfloat16" if training.bf16 else recipe.model.dtype
-    return f"computing on {where} in {precision}, {training.layout} layout, micro-batches of up to {training.max_tokens_per_micro_batch} tokens"
+    return f"device: {where}, {precision}, {training.layout}, micro-batches of up to {training.max_tokens_per_micro_batch} tokens"
 
 
 def with_decisions(recipe: Recipe, **training: object) -> Recipe:
