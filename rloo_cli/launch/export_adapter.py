@@ -17,6 +17,7 @@ from rloo_cli.recipe.schema import ModelSection, Recipe
 from rloo_cli.run import atomic
 from rloo_cli.run.checkpoint import DESCRIPTION, Checkpoint
 from rloo_cli.run.folder import RunFolder
+from rloo_cli.run.logs import quiet_libraries
 
 if TYPE_CHECKING:
     import torch
@@ -89,6 +90,7 @@ def merge(source: Checkpoint | Path, target: Path, *, dtype: str | None = None) 
     from rloo_cli.training.model_files import as_published, plan_weights, save_description, write_weights
 
     refuse_occupied(target)
+    quiet_libraries()
     try:
         tokenizer, model = _of_checkpoint(source) if isinstance(source, Checkpoint) else _of_folder(source)
     except RecipeError as error:

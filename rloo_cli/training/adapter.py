@@ -20,10 +20,11 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch.func import functional_call
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 from rloo_cli.data.adapter_folder import ADAPTER_WEIGHTS, adapter_folder, base_of
 from rloo_cli.data.model_folder import reason_of
+from rloo_cli.data.model_kind import model_class
 from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.schema import ModelSection
 from rloo_cli.training.microbatches import ScoringBatch
@@ -62,9 +63,8 @@ def add_adapter(model: PreTrainedModel, section: ModelSection, *, seed: int) -> 
     Raises:
         RecipeError: the model has no such modules, or they cannot be adapted; the adapter's files do not fit.
     """
-    folder = adapter_folder(section)
+    folder, base = adapter_folder(section), base_of(section)
     config = _new_config(section) if folder is None else read_config(folder)
-    base = base_of(section)
     path = Path(base.model_name_or_path).expanduser()
     inject(model, config, seed=seed)
     config.base_model_name_or_path = str(path.resolve()) if path.is_dir() else base.model_name_or_path
@@ -181,6 +181,18 @@ def _load(model: PreTrainedModel, folder: Path) -> None:
                     f"model.model_name_or_path: {path}: {name} has another shape than the model's: it is another model's adapter."
                 )
             tensor.copy_(found[name])
+
+
+def adapter_size(config: PreTrainedConfig, section: ModelSection) -> int:
+    """How many numbers the recipe's adapter has, counted on the meta device.
+
+    Raises:
+        RecipeError: as `add_adapter`.
+    """
+    with torch.device("meta"):
+        model = model_class(config).from_config(config)
+        add_adapter(model, section, seed=0)
+    return sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
 
 
 def adapter_names(model: torch.nn.Module) -> frozenset[str]:
