@@ -43,7 +43,7 @@ def trial(prepared: Prepared, *, what: str, trust_remote_code: bool) -> Iterator
             progress = stack.enter_context(Progress(prepared.total_steps, console=terminal(quiet=True)))
             yield training_inputs(prepared, folder, None, progress, stop, trust_remote_code=trust_remote_code)
         except StopRequested as stopped:
-            raise StoppedError(f"stopped by {stopped.signal_name}: nothing is kept of a look at a run; do it again.") from stopped
+            raise StoppedError(f"stopped by {stopped.signal_name}: nothing is kept; run it again.") from stopped
 
 
 @contextlib.contextmanager

@@ -221,5 +221,5 @@ def test_a_stop_leaves_nothing(tmp_path):
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75, err
-    assert "nothing is kept of a look at a run" in err
+    assert "nothing is kept; run it again." in err
     assert files_below(work) == set()
