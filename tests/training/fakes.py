@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 
+from rloo_cli.data.order import prompt_row
 from rloo_cli.types import Completion, FinishReason, GroupRewards, Prompt
 
 
@@ -95,10 +96,36 @@ class FakePrompts(list):
 
     fingerprint = "f" * 64
     first_with_images = None
+    has_images = False
+
+    has_images = False
 
     @property
     def lengths(self):
         return np.array([len(prompt.token_ids) for prompt in self])
+
+    @property
+    def longest(self):
+        return int(self.lengths.max())
+
+    @property
+    def size(self):
+        return len(self)
+
+    @property
+    def head(self):
+        return self
+
+    def parts(self):
+        return [self]
+
+    def draw(self, first, count, *, seed, shuffle, check_stop):
+        check_stop()
+        rows = [prompt_row(position, num_prompts=len(self), seed=seed, shuffle=shuffle) for position in range(first, first + count)]
+        return [self[row] for row in rows]
+
+    def passes(self, position):
+        return position / len(self)
 
 
 class ByteTexts:
