@@ -5,9 +5,10 @@ A generated part stands between `<!-- generated: NAME -->` and `<!-- end -->`. `
 
 from __future__ import annotations
 
+import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from memory_table import memory_rows
@@ -16,9 +17,11 @@ from rloo_cli import errors
 from rloo_cli.cli.fields import SECTIONS, section_fields
 from rloo_cli.doctor.floors import FLOORS
 from rloo_cli.plan.comparison import BY_WEIGHT
+from rloo_cli.recipe.trl_keys import OTHER_KEYS, TRL_KEYS, Treatment, TrlKey
 from rloo_cli.report.health import checks_table
 from rloo_cli.run.metrics import METRICS
 from rloo_cli.run.rollouts import COLUMNS
+from rloo_cli.trl_import.differences import MEANINGS, METRIC_NAMES, default_rows
 
 CVE_RECORD = "https://www.cve.org/CVERecord?id="
 ROOT = Path(__file__).resolve().parent.parent
@@ -84,6 +87,34 @@ def exactness_tables() -> str:
     return "\n".join(f"**{title}**\n\n{table(HEADER, rows)}" for title, rows in tables().items())
 
 
+def trl_meanings_table() -> str:
+    """Every difference in meaning from TRL."""
+    return table(("", "TRL", "here"), ((meaning.what, meaning.trl, meaning.here) for meaning in MEANINGS))
+
+
+def trl_defaults_table() -> str:
+    """Every default that comes to something else than TRL's."""
+    return table(
+        ("field", "TRL", "here", ""), ((f"`{name}`", f"`{theirs}`", f"`{ours}`", why) for name, theirs, ours, why in default_rows())
+    )
+
+
+def trl_metrics_table() -> str:
+    """TRL's metrics by their names here."""
+    return table(("TRL", "here", "meaning"), ((f"`{name}`", f"`{ours}`", said) for name, (ours, said) in METRIC_NAMES.items()))
+
+
+def trl_keys_table(keys: Mapping[str, TrlKey]) -> str:
+    """What happens to each key."""
+    rows = ((f"`{name}`", f"`{json.dumps(key.default)}`", _treated(key), key.because) for name, key in sorted(keys.items()))
+    return table(("key", "TRL's default", "", ""), rows)
+
+
+def _treated(key: TrlKey) -> str:
+    words = "not in this version" if key.treatment is Treatment.LATER else str(key.treatment)
+    return f"{words}, with `{key.needs}`" if key.needs else words
+
+
 GENERATORS: dict[str, Callable[[], str]] = {
     "fields": fields_table,
     "metrics": metrics_table,
@@ -92,6 +123,11 @@ GENERATORS: dict[str, Callable[[], str]] = {
     "memory": memory_table,
     "checks": checks_markdown,
     "floors": floors_table,
+    "trl-meanings": trl_meanings_table,
+    "trl-defaults": trl_defaults_table,
+    "trl-metrics": trl_metrics_table,
+    "trl-keys": lambda: trl_keys_table(TRL_KEYS),
+    "trl-other-keys": lambda: trl_keys_table(OTHER_KEYS),
     "exactness": exactness_tables,
 }
 

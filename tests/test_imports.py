@@ -30,7 +30,7 @@ MAY_IMPORT = {
     "serving": BASE | {"run", "rollout"},
     "doctor": MIDDLE | BASE | {"training", "plan", "launch", "serving"},
     "cli": MIDDLE | BASE | {"training", "plan", "launch", "inspect", "report", "serving", "doctor", "trl_import"},
-    "trl_import": BASE | {"rewards"},
+    "trl_import": BASE | {"rewards", "run"},
     "api": MIDDLE | BASE | {"plan", "launch", "trl_import"},
     "__main__": {"cli"},
     "__init__": {"api"},

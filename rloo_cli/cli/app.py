@@ -18,6 +18,7 @@ from rloo_cli.cli.evaluate import evaluate
 from rloo_cli.cli.export import export
 from rloo_cli.cli.failures import report_bug, report_error
 from rloo_cli.cli.generate import generate
+from rloo_cli.cli.import_trl import import_trl
 from rloo_cli.cli.launch_config import app as launch_config
 from rloo_cli.cli.plan import plan
 from rloo_cli.cli.recipes import app as recipes
@@ -55,6 +56,7 @@ LINES = {
     "runs": "List runs, show one on a page, compare several.",
     "report": "Write an HTML page about a run: curves, health, texts.",
     "rollouts": "Look at completions with their rewards and advantages.",
+    "import-trl": "Write a recipe from a script for TRL's RLOOTrainer.",
     "launch-config": "List and print what --accelerate-config takes.",
     "slurm": "Write the batch script that trains a recipe under SLURM.",
     "vllm-serve": "Serve a model by vLLM for trainers to generate with.",
@@ -91,6 +93,7 @@ COMMANDS: Mapping[str, Callable[..., Any]] = {
     "generate": generate,
     "export": export,
     "report": report,
+    "import-trl": import_trl,
     "slurm": slurm,
     "vllm-serve": vllm_serve,
 }
