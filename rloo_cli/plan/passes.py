@@ -52,4 +52,5 @@ def logits(shape: ModelShape, work: Workload) -> int:
     head_gradient = (
         0 if work.adapter_parameters else shape.vocab * shape.hidden * (work.weight_bytes + (BFLOAT16 if work.low_precision else 0))
     )
-    return (chunk + waiting) * shape.vocab * work.compute_bytes + softmax + head_gradient
+    number = FLOAT32 if work.wide_head else work.compute_bytes
+    return (chunk + waiting) * shape.vocab * number + softmax + head_gradient

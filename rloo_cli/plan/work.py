@@ -39,6 +39,8 @@ class Workload:
     """Processes that share one engine of vLLM's."""
     vllm_sleeps: bool = False
     """Whether vLLM gives its share back while the policy is updated."""
+    wide_head: bool = False
+    """Whether the LM head's products are in float32 whatever the precision."""
     reference_moves: bool = False
     """Whether the reference follows the policy: it is then held, and saved, in the dtype of the weights."""
     reward_model_bytes: int = 0

@@ -74,6 +74,7 @@ def workload(
         reference_moves=recipe.algorithm.sync_ref_model,
         checkpointing=training.gradient_checkpointing,
         optim=training.optim,
+        wide_head=training.cast_lm_head_to_fp32,
         micro_batch_tokens=tokens,
         micro_batch_completion_tokens=round(tokens * share),
         head_chunk=decide_head_chunk(training, shape.vocab, budget),

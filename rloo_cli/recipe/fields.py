@@ -136,7 +136,6 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("save_steps", "kind"): "a share of all steps is not offered",
     ("eval_steps", "kind"): "a share of all steps is not offered",
     ("dynamic_sampling_max_batches", "bound"): "with 1 nothing would be drawn again, which is `dynamic_sampling: filter`",
-    ("router_aux_loss_coef", "kind"): "where TRL has null, write the number of that name in the model's config.json, or 0",
     ("dtype", "kind"): "`auto` and float16 are not offered; float32 is the default and keeps master weights",
     ("report_to", "kind"): "name each tracker, or none",
 }
@@ -149,6 +148,7 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
+    ("attn_implementation", "kind"): "flash attention's own package is not used; sdpa runs torch's flash kernels where the device has them",
 def shown(node: Node) -> str:
     """A written value inside a message: `'fast'`, true, 3, a list."""
     if isinstance(node, Items):

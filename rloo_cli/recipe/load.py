@@ -15,6 +15,7 @@ from rloo_cli.recipe.accelerate_config import Distribution, agreed_distribution,
 from rloo_cli.recipe.batch import BatchPlan, plan_batches
 from rloo_cli.recipe.draft import Draft, recipe_error
 from rloo_cli.recipe.fields import shown
+from rloo_cli.recipe.generation_kwargs import gather_generation_kwargs
 from rloo_cli.recipe.nodes import Fields, Node, Place, Problems, printable
 from rloo_cli.recipe.overrides import apply_override, read_chain
 from rloo_cli.recipe.processes import process_count
@@ -82,6 +83,8 @@ def load_recipe(
     for override in overrides:
         apply_override(settings, override, Path(name).parent, problems)
     gather_rewards(settings, problems)
+    gather_streaming(settings)
+    gather_generation_kwargs(settings, problems)
     environ = os.environ if environ is None else environ
     draft = Draft(settings, origin, [Path(name).parent, Path()], environ, problems)
     recipe = draft.recipe()

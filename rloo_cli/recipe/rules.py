@@ -366,6 +366,19 @@ def _reward_kinds(context: Context) -> Iterator[Finding]:
         for name in foreign:
             if getattr(entry, name) != REWARD_LEAVES[name].info.get_default(call_default_factory=True):
                 other = "models" if kind == "function" else "functions"
+@_rule("training.cast_lm_head_to_fp32", "training.bf16", "model.dtype")
+def _wide_head(context: Context) -> Iterator[Finding]:
+    training, dtype = context.recipe.training, context.recipe.model.dtype
+    if training.cast_lm_head_to_fp32 and not training.bf16 and dtype == "float32":
+        yield Finding("training.cast_lm_head_to_fp32", "not read: with bf16 false all is computed in float32.", is_notice=True)
+
+
+@_rule("model.attn_implementation", "training.layout")
+def _attention(context: Context) -> Iterator[Finding]:
+    if context.recipe.model.attn_implementation is not None and context.recipe.training.layout == "packed":
+        yield Finding("model.attn_implementation", "not read: `layout: packed` has an attention of its own.", is_notice=True)
+
+
                 yield Finding(f"rewards[{i}].{name}", f"this entry is a {kind}, and `{name}` is for {other}; remove it.")
         if entry.model is not None and not _REWARD_NAME.fullmatch(reward_name(entry)):
             yield Finding(f"rewards[{i}].model", "its name is no word, as metrics need it: write a `name:` beside it.")

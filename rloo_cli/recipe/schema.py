@@ -32,6 +32,10 @@ class ModelSection(Section):
         "float32",
         description="How the trained weights are held. float32 keeps master weights; bfloat16 has no master copy and loses small updates (a warning below a learning rate of 1e-5).",
     )
+    attn_implementation: Literal["sdpa", "eager"] | None = Field(
+        None,
+        description="Attention of plain passes, by its name in transformers; null = the model's own choice. Packed passes have one of their own, and are taken under `layout: auto` only where they agree with it.",
+    )
     random_weights: bool = Field(
         False,
         description="Start from random weights (from `seed`) made from the folder's config.json: for smoke tests; the folder needs no weights.",
@@ -336,6 +340,10 @@ class RunSection(Section):
         "steps", description="Checkpoints never, every save_steps, or every epoch. The final model is always saved."
     )
     save_steps: PositiveInt = Field(500, description="Optimizer steps between checkpoints.")
+    cast_lm_head_to_fp32: bool = Field(
+        False,
+        description="Whether training computes the LM head's products in float32 under bf16; the weights stay as they are held, and sampling is as ever.",
+    )
     save_total_limit: PositiveInt | None = Field(
         None, description="Newest checkpoints to keep, the best by metric_for_best_model among them; null = all."
     )

@@ -76,6 +76,10 @@ def _refused(default: Any, because: str, *accepts: Any, is_secret: bool = False)
     return TrlKey(treatment=Treatment.REFUSED, default=default, because=because, accepts=accepts, is_secret=is_secret)
 
 
+def _needing(default: Any, *, needs: str) -> TrlKey:
+    return TrlKey(treatment=Treatment.REFUSED, default=default, because=f"`{needs}` is not offered", needs=needs)
+
+
 def _later(default: Any, because: str = "", *accepts: Any, needs: str | None = None) -> TrlKey:
     return TrlKey(treatment=Treatment.LATER, default=default, because=because, accepts=accepts, needs=needs)
 
@@ -100,7 +104,7 @@ _MODEL: dict[str, TrlKey] = {
     "model_name_or_path": _honoured(None),
     "model_revision": _honoured("main"),
     "dtype": _honoured("float32"),
-    "attn_implementation": _later(None, "leave it out, the attention implementation is chosen here", "sdpa"),
+    "attn_implementation": _honoured(None),
     "use_peft": _honoured(False),
     "lora_r": _honoured(16),
     "lora_alpha": _honoured(32),
@@ -135,7 +139,7 @@ _RLOO: dict[str, TrlKey] = {
     "top_p": _honoured(1.0),
     "top_k": _honoured(0),
     "min_p": _honoured(None),
-    "generation_kwargs": _later(None, "each sampling option is a field of `generation`", {}),
+    "generation_kwargs": _honoured(None, "each option is read as the field of `generation` that means the same; others are refused"),
     "chat_template_kwargs": _honoured(None),
     "repetition_penalty": _honoured(1.0),
     "cache_implementation": _refused(None, "decoding has a cache of its own", "dynamic", "static"),
@@ -174,6 +178,8 @@ _RLOO: dict[str, TrlKey] = {
 
 _TRAINING: dict[str, TrlKey] = {
     "output_dir": _honoured(None),
+_NO_COMPILER = "micro-batches are packed without padding, each of a shape of its own, for which torch would compile anew"
+
     "per_device_train_batch_size": _honoured(8),
     "num_train_epochs": _honoured(3.0),
     "max_steps": _honoured(-1),
@@ -193,7 +199,7 @@ _TRAINING: dict[str, TrlKey] = {
     "max_grad_norm": _honoured(1.0),
     "label_smoothing_factor": _same(0.0, "there are no labels to smooth"),
     "bf16": _honoured(None),
-    "fp16": _later(False, "mixed precision is bfloat16, `bf16: true`"),
+    "fp16": _refused(False, "float16 overflows without a loss scaler, which is not offered; mixed precision is bfloat16, `bf16: true`"),
     "bf16_full_eval": _same(False, "evaluation computes in the dtype of training"),
     "fp16_full_eval": _same(False, "evaluation computes in the dtype of training"),
     "tf32": _same(None, "float32 products are computed in float32", False),
@@ -201,11 +207,13 @@ _TRAINING: dict[str, TrlKey] = {
     "gradient_checkpointing_kwargs": _same(
         None, "checkpointing is the non-reentrant kind", {}, {"use_reentrant": False}, {"use_reentrant": True}
     ),
-    "torch_compile": _later(False),
-    "torch_compile_backend": _later(None, needs="torch_compile"),
-    "torch_compile_mode": _later(None, needs="torch_compile"),
-    "use_liger_kernel": _later(False),
-    "liger_kernel_config": _later(None, needs="use_liger_kernel"),
+    "torch_compile": _refused(False, _NO_COMPILER),
+    "torch_compile_backend": _refused(None, _NO_COMPILER),
+    "torch_compile_mode": _refused(None, _NO_COMPILER),
+    "use_liger_kernel": _refused(
+        False, "its kernels are for GPUs and take over the loss; the memory of the logits is spared here by `head_chunk`, on any device"
+    ),
+    "liger_kernel_config": _needing(None, needs="use_liger_kernel"),
     "use_cache": _no_effect(False),
     "neftune_noise_alpha": _refused(
         None, "noise in the embeddings would make the policy that is trained another than the one that sampled"
@@ -320,7 +328,7 @@ OTHER_KEYS: Mapping[str, TrlKey] = {
     "use_mps_device": _no_effect(False),
     "past_index": _no_effect(-1),
     "ray_scope": _no_effect("last"),
-    "torchdynamo": _later(None),
+    "torchdynamo": _refused(None, _NO_COMPILER),
     "include_inputs_for_metrics": _no_effect(False),
     "include_tokens_per_second": _no_effect(False),
     "tpu_num_cores": _no_effect(None),

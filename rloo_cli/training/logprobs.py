@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+
+T = TypeVar("T")
 
 SLICE = 128  # rows whose softmax is computed at once: temporaries small enough for the allocator to reuse instead of mapping new pages
 
@@ -42,6 +45,17 @@ class _Options:
     compute: torch.dtype | None
 
 
+def _without_autocast(work: Callable[..., T]) -> Callable[..., T]:
+    """The same, with every product in the dtype of its factors: they are cast here already."""
+
+    @functools.wraps(work)
+    def exact(ctx: Any, first: torch.Tensor, *more: Any) -> T:
+        with torch.autocast(first.device.type, enabled=False):
+            return work(ctx, first, *more)
+
+    return exact
+
+
 class _HeadLogprobs(torch.autograd.Function):
     """log softmax(logits / temperature)[target] and the entropy.
 
@@ -51,6 +65,7 @@ class _HeadLogprobs(torch.autograd.Function):
     """
 
     @staticmethod
+    @_without_autocast
     def forward(
         ctx: Any,
         hidden_ND: torch.Tensor,
@@ -72,6 +87,7 @@ class _HeadLogprobs(torch.autograd.Function):
         return logp_N, entropy_N
 
     @staticmethod
+    @_without_autocast
     def backward(ctx: Any, grad_N: torch.Tensor, _entropy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden_ND, weight_VD, bias_V, target_N, lse_N = ctx.saved_tensors
         options, kept = ctx.options, ctx.kept
@@ -146,7 +162,7 @@ def _grad_logits(logits: torch.Tensor, lse: torch.Tensor, target: torch.Tensor, 
 
 
 def head_logprobs(
-    hidden_ND: torch.Tensor, head: Head, target_N: torch.Tensor, *, temperature: float, chunk: int | None
+    hidden_ND: torch.Tensor, head: Head, target_N: torch.Tensor, *, temperature: float, chunk: int | None, wide: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """(log-prob, entropy) of each completion token, both [N], nats; float32 or wider; only the first is differentiable.
 
@@ -158,13 +174,15 @@ def head_logprobs(
         target_N: the token ids.
         temperature: divides the logits.
         chunk: positions at once, recomputed in the backward pass; None = all, kept.
+        wide: the products run in float32 at least, of the weights as they are held.
     """
     device = hidden_ND.device.type
+    compute = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None
     options = _Options(
         temperature=temperature,
         chunk=chunk,
         scale=head.scale,
         softcap=head.softcap,
-        compute=torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
+        compute=torch.promote_types(head.weight_VD.dtype, torch.float32) if wide else compute,
     )
     return _HeadLogprobs.apply(hidden_ND, head.weight_VD, head.bias_V, target_N, options)

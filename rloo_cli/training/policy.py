@@ -34,8 +34,12 @@ class Policy(torch.nn.Module):
     The forward pass is the module's own, so that whatever wraps a module (DDP, FSDP, DeepSpeed) wraps scoring too.
     """
 
-    def __init__(self, model: PreTrainedModel, *, layout: Layout, temperature: float, head_chunk: int | None) -> None:
+    def __init__(
+        self, model: PreTrainedModel, *, layout: Layout, temperature: float, head_chunk: int | None, wide_head: bool = False
+    ) -> None:
+        """`wide_head`: the LM head's products in float32, whatever autocast says."""
         super().__init__()
+        self.wide_head = wide_head
         self.model = model
         self.temperature = temperature
         self.head_chunk = head_chunk
@@ -71,7 +75,8 @@ class Policy(torch.nn.Module):
             else:
                 outputs = self._with_images(batch, batch.visual)
         hidden_ND = outputs.last_hidden_state.flatten(0, 1).index_select(0, batch.predict_N)
-        return head_logprobs(hidden_ND, find_head(self.model), batch.target_N, temperature=self.temperature, chunk=self.head_chunk)
+        head = find_head(self.model)
+        return head_logprobs(hidden_ND, head, batch.target_N, temperature=self.temperature, chunk=self.head_chunk, wide=self.wide_head)
 
     def _with_images(self, batch: ScoringBatch, visual: VisualBatch) -> Any:
         """The base model's output for rows with images.

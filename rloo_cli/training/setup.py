@@ -101,6 +101,8 @@ def load(inputs: TrainingInputs) -> PreTrainedModel:
 def _prepared(inputs: TrainingInputs, model: PreTrainedModel) -> PreTrainedModel:
     if inputs.recipe.training.disable_dropout:
         disable_dropout(model)
+    if (attention := inputs.recipe.model.attn_implementation) is not None:
+        model.set_attn_implementation(attention)
     if (section := inputs.recipe.model).use_peft:
         add_adapter(model, section, seed=inputs.recipe.training.seed)
     return model
@@ -108,7 +110,13 @@ def _prepared(inputs: TrainingInputs, model: PreTrainedModel) -> PreTrainedModel
 
 def make_policy(inputs: TrainingInputs, model: PreTrainedModel) -> Policy:
     """The policy around a model, before anything `auto` is decided."""
-    return Policy(model, layout="plain", temperature=inputs.recipe.generation.temperature, head_chunk=None)
+    return Policy(
+        model,
+        layout="plain",
+        temperature=inputs.recipe.generation.temperature,
+        head_chunk=None,
+        wide_head=inputs.recipe.training.cast_lm_head_to_fp32,
+    )
 
 
 def decide(inputs: TrainingInputs, policy: Policy, device: Device) -> Recipe:

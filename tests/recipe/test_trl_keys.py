@@ -108,7 +108,7 @@ disable_tqdm: true
 REFUSALS = {
     "use_peft: true": "use_peft: `true` is not in this version: all weights are trained. Remove the key, or write TRL's default, false.",
     "deepspeed: zero3.json": "deepspeed: `zero3.json` is refused: write `accelerate_config: zero2`, `zero3`, or a file of `accelerate config` that names yours.",
-    "fp16: true": "fp16: `true` is not in this version: mixed precision is bfloat16, `bf16: true`. Remove the key, or write TRL's default, false.",
+    "fp16: true": "fp16: `true` is refused: float16 overflows without a loss scaler, which is not offered; mixed precision is bfloat16, `bf16: true`.",
     "trust_remote_code: true": "trust_remote_code: `true` is refused: a downloaded recipe could set it; it is a flag of the command line, `--trust-remote-code`.",
     "resume_from_checkpoint: true": "resume_from_checkpoint: `true` is refused: it is a flag of the command line, `--resume`.",
     "dataloader_drop_last: true": "dataloader_drop_last: `true` is refused: the order of prompts runs on across epochs, nothing is dropped; only false is offered.",
@@ -146,7 +146,7 @@ def test_a_later_layer_can_take_a_refused_key_back():
 
 
 def test_trl_keys_may_stand_in_sections_too():
-    assert lines_of(VALID + "training:\n  fp16: true\n")[0].startswith("8:9: fp16: `true` is not in this version")
+    assert lines_of(VALID + "training:\n  fp16: true\n")[0].startswith("8:9: fp16: `true` is refused: float16")
 
 
 OLD_NAMES = {
@@ -200,6 +200,7 @@ def test_a_default_that_differs_from_trl_is_known_and_few():
         "lr_scheduler_kwargs": (None, {}),
         "optim": ("adamw_torch_fused", "adamw_torch"),
         "gradient_accumulation_steps": (1, None),
+        "router_aux_loss_coef": (None, 0.0),
         "bf16": (None, True),
         "report_to": ("none", []),
         "vllm_server_host": ("0.0.0.0", "127.0.0.1"),

@@ -55,7 +55,7 @@ def start(path, monkeypatch, *, stop_at=None, resume=None, model=tiny.qwen2, on_
     monkeypatch.setattr(setup, "prepare_engine", lambda *a, **k: fakes.FakeMaker(engine))
     console = Console(quiet=True)
     with Progress(STEPS, console=console) as progress:
-        monkeypatch.setattr(progress, "step", lambda row: signal.request("SIGTERM") if row["step"] == stop_at else None)
+        monkeypatch.setattr(progress, "step", lambda row, sample=None: signal.request("SIGTERM") if row["step"] == stop_at else None)
         train(
             TrainingInputs(
                 recipe=recipe,

@@ -39,7 +39,7 @@ def run(path, model, *, strategy="ddp", stop_at=None, **changes):
     recipe, folder, stop = test_run.make_recipe(**options, **changes), RunFolder(path), StopSignal()
     folder.prepare()
     with Progress(STEPS, console=Console(quiet=True)) as progress:
-        progress.step = lambda row: stop.request("SIGUSR1") if row["step"] == stop_at else None
+        progress.step = lambda row, sample=None: stop.request("SIGUSR1") if row["step"] == stop_at else None
         inputs = TrainingInputs(
             recipe=recipe,
             batch=plan_batches(recipe, 1),
