@@ -83,5 +83,7 @@ def _alternatives(annotation: Any) -> Iterator[str]:
         yield f"[{', '.join(' or '.join(_alternatives(argument)) for argument in arguments)}]"
     elif origin is dict:
         yield "mapping"
+    elif isinstance(annotation, type) and issubclass(annotation, Section):
+        yield f"mappings ({', '.join(annotation.model_fields)})"
     else:
         yield {str: "text", int: "integer", float: "number", bool: "true or false", type(None): "null"}.get(annotation, str(annotation))

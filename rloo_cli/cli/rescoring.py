@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rloo_cli.errors import RecipeError
-from rloo_cli.inspect.data_columns import PromptColumns, columns_source, needs_columns
+from rloo_cli.inspect.data_columns import MixedColumns, PromptColumns, columns_source, needs_columns
 from rloo_cli.inspect.rescoring import RescoredGroup, rescore_file
 from rloo_cli.inspect.reward_calls import parse_kwargs, reward_workers
 from rloo_cli.inspect.rollout_files import RolloutFile
@@ -73,7 +73,7 @@ def _columns_of(
     dataset: str | None, reward: RewardSource, kwargs: Mapping[str, Any]
 ) -> Callable[[RolloutFile], Callable[[StoredGroup], Mapping[str, Any]]]:
     """For a file, a function from a group to its columns; each kind of file has its split, read once."""
-    sources: dict[str, PromptColumns] = {}
+    sources: dict[str, PromptColumns | MixedColumns] = {}
 
     def of_file(file: RolloutFile) -> Callable[[StoredGroup], Mapping[str, Any]]:
         if file.kind not in sources:

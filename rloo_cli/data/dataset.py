@@ -14,7 +14,7 @@ from rloo_cli.data.problems import Problems, name_columns
 from rloo_cli.data.processor import VisualProcessor
 from rloo_cli.data.prompt_set import PromptSet
 from rloo_cli.data.row_images import RowImages, check_images, check_text_only, find_image_column
-from rloo_cli.data.rows import Rows
+from rloo_cli.data.rows import Rows, SelectedRows
 from rloo_cli.data.sources import read_split, source_name
 from rloo_cli.errors import DataError
 from rloo_cli.recipe.schema import DataSection
@@ -43,8 +43,10 @@ def load_prompts(
     max_prompt_tokens: int,
     max_samples: int | None,
     visual: VisualProcessor | None = None,
+    columns: Sequence[str] | None = None,
 ) -> PromptSet:
-    """The prompts of a split's first `max_samples` rows, checked, rendered and tokenized. `visual`: of a model that reads images.
+    """The prompts of a split's first `max_samples` rows, checked, rendered and tokenized. `visual`: of a model that reads images;
+    `columns`: those that are read, None = all.
 
     `max_prompt_tokens` bounds every prompt; longer ones are an error or left out and counted, as `data.overlong_prompts` says.
 
@@ -53,8 +55,30 @@ def load_prompts(
         DataError: rows or columns that cannot be used: the first ten and the count of the rest.
     """
     problems = Problems()
-    rows = read_split(data, split, problems, limit=max_samples)
+    rows = selected(read_split(data, split, problems, limit=max_samples), columns)
     source = source_name(data, split)
+    prompts = prompts_of_rows(rows, data, source, problems, tokenizer=tokenizer, max_prompt_tokens=max_prompt_tokens, visual=visual)
+    if not len(prompts):
+        raise DataError(f"{source}: every prompt is longer than {max_prompt_tokens:,} tokens; raise data.max_prompt_length.")
+    return prompts
+
+
+def selected(rows: Rows, columns: Sequence[str] | None) -> Rows:
+    """The rows with these columns; None = all."""
+    return rows if columns is None else SelectedRows(rows, tuple(columns))
+
+
+def prompts_of_rows(
+    rows: Rows,
+    data: DataSection,
+    source: str,
+    problems: Problems,
+    *,
+    tokenizer: PreTrainedTokenizerBase,
+    max_prompt_tokens: int,
+    visual: VisualProcessor | None = None,
+) -> PromptSet:
+    """The prompts of rows that were read, which may be none; `problems`: found while reading. Raises as `load_prompts`."""
     image_column = find_image_column(rows, source, visual)
     images = RowImages(rows, data, visual, image_column) if visual is not None else None
     _check_columns(rows, data, source, problems, image_column)
@@ -70,10 +94,8 @@ def load_prompts(
         texts = _rendered(messages, rows, data, tokenizer)
     else:
         texts = cast("Iterator[str]", contents)
-    prompts = PromptSet(rows, data, source, images)
+    prompts = PromptSet(rows, data, source, images, is_chat=is_chat)
     _tokenize(texts, rows, prompts, data, tokenizer, max_prompt_tokens, images, is_chat=is_chat)
-    if not len(prompts):
-        raise DataError(f"{source}: every prompt is longer than {max_prompt_tokens:,} tokens; raise data.max_prompt_length.")
     return prompts
 
 

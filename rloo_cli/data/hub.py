@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from rloo_cli.errors import DataError, RecipeError
 
@@ -52,6 +53,21 @@ def load_hub_table(name: str, *, config: str | None, split: str) -> pa.Table:
         RecipeError: no such data set, configuration or split, or the hub cannot be reached and the cache has no copy.
         DataError: its files cannot be read.
     """
+    return dataset_table(_load(name, config=config, split=split, streaming=False))
+
+
+def stream_hub_tables(name: str, *, config: str | None, split: str, rows: int) -> Iterator[pa.Table]:
+    """The split of a hub data set, `rows` rows at a time as they arrive; nothing of it is kept on disk. Raises as `load_hub_table`."""
+    from huggingface_hub.errors import HTTPError
+
+    dataset = _load(name, config=config, split=split, streaming=True)
+    try:
+        yield from dataset.with_format("arrow").iter(batch_size=rows)
+    except (OSError, HTTPError, ValueError) as error:
+        raise DataError(f"{name}: cannot be downloaded or read: {_first_line(error)}") from error
+
+
+def _load(name: str, *, config: str | None, split: str, streaming: bool) -> Any:
     answers = hub_answers()
     import datasets
     from datasets.exceptions import DatasetNotFoundError, DatasetsError
@@ -59,7 +75,7 @@ def load_hub_table(name: str, *, config: str | None, split: str) -> pa.Table:
 
     datasets.config.HF_HUB_OFFLINE = not answers  # read from the environment when `datasets` was imported, maybe before the probe
     try:
-        dataset = datasets.load_dataset(name, config, split=split)
+        return datasets.load_dataset(name, config, split=split, streaming=streaming)
     except (DatasetNotFoundError, ConnectionError, FileNotFoundError) as error:
         raise RecipeError(f"data.dataset_name: no data set `{name}`: no such file or folder, and {hub_state()}.") from error
     except DatasetsError as error:
@@ -68,7 +84,6 @@ def load_hub_table(name: str, *, config: str | None, split: str) -> pa.Table:
         raise RecipeError(f"data.dataset_name: `{name}`, split `{split}`: {_first_line(error)}") from error
     except (OSError, HTTPError) as error:
         raise DataError(f"{name}: cannot be downloaded or read: {_first_line(error)}") from error
-    return dataset_table(dataset)
 
 
 def dataset_table(dataset: object) -> pa.Table:

@@ -21,10 +21,19 @@ def prompt_row(position: int, *, num_prompts: int, seed: int, shuffle: bool) -> 
 
 @lru_cache(maxsize=4)
 def _permutation(num_prompts: int, seed: int, epoch: int) -> np.ndarray:
-    """The rows in the order of one epoch, int64 of shape (num_prompts,).
+    """The rows in the order of one epoch, int64 of shape (num_prompts,)."""
+    return permutation(num_prompts, seed, epoch)
 
-    Sorted by the raw 64-bit output of Philox: unlike Generator.permutation, its stream is fixed over numpy's versions, so a
-    run resumes in the same order after an upgrade.
+
+def permutation(count: int, seed: int, *key: int) -> np.ndarray:
+    """0 … count − 1 in an order of its own for each (seed, key), int64 of shape (count,)."""
+    return np.argsort(raw_bits(count, seed, *key), kind="stable")
+
+
+def raw_bits(count: int, seed: int, *key: int) -> np.ndarray:
+    """The raw 64-bit output of Philox for each (seed, key), uint64 of shape (count,).
+
+    Unlike that of Generator.permutation, its stream is fixed over numpy's versions, so a run resumes in the same order after an upgrade.
     """
-    bits = np.random.Philox(np.random.SeedSequence(seed, spawn_key=(epoch,)))
-    return np.argsort(bits.random_raw(num_prompts), kind="stable")
+    bits: np.ndarray = np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)).random_raw(count)
+    return bits

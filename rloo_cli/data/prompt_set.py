@@ -7,16 +7,21 @@ import hashlib
 import itertools
 import json
 from array import array
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from rloo_cli.data.content import prompt_content
+from rloo_cli.data.order import prompt_row
 from rloo_cli.data.row_images import RowImages
 from rloo_cli.data.rows import Rows
 from rloo_cli.errors import DataError
 from rloo_cli.recipe.schema import DataSection
 from rloo_cli.types import Prompt, PromptContent, VisualInputs
+
+PROMPTS_AT_ONCE = 64
+"""Made between two looks for a stop."""
 
 
 class PromptSet:
@@ -26,8 +31,9 @@ class PromptSet:
     a `Prompt` is made when it is asked for.
     """
 
-    def __init__(self, rows: Rows, data: DataSection, source: str, images: RowImages | None = None) -> None:
-        """`images`: of the rows, for a model that reads them."""
+    def __init__(self, rows: Rows, data: DataSection, source: str, images: RowImages | None = None, *, is_chat: bool = False) -> None:
+        """`images`: of the rows, for a model that reads them; `is_chat`: whether the prompts are messages."""
+        self.is_chat = is_chat
         self.source = source
         """Where the prompts come from, for messages."""
         self.dropped = 0
@@ -83,6 +89,38 @@ class PromptSet:
         if ("" if visual is None else visual.digest) != self._digests[index]:
             raise DataError(f"{self.place(index)}: an image has changed since the prompts were loaded; leave the files alone.")
         return visual
+
+    @property
+    def size(self) -> int | None:
+        """Prompts of one pass: as many as there are."""
+        return len(self)
+
+    def draw(self, first: int, count: int, *, seed: int, shuffle: bool, check_stop: Callable[[], None]) -> list[Prompt]:
+        """The prompts at `count` positions of the endless order from `first` on; a stop is looked for on the way, since there may be millions."""
+        found: list[Prompt] = []
+        for position in range(first, first + count):
+            if len(found) % PROMPTS_AT_ONCE == 0:
+                check_stop()
+            found.append(self[prompt_row(position, num_prompts=len(self), seed=seed, shuffle=shuffle)])
+        return found
+
+    def passes(self, position: int) -> float | None:
+        """Passes over the prompts that end before a position."""
+        return position / len(self)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt that may come."""
+        return int(self.lengths.max())
+
+    @property
+    def head(self) -> PromptSet:
+        """The prompts that are there before training begins: itself."""
+        return self
+
+    def parts(self) -> list[PromptSet]:
+        """The sets that it is mixed of: itself."""
+        return [self]
 
     @property
     def has_images(self) -> bool:

@@ -59,7 +59,7 @@ class RowImages:
 
 def image_folders(data: DataSection) -> tuple[Path, ...]:
     """Where the relative paths of a data set's images begin: beside its files."""
-    path = Path(data.dataset_name).expanduser()
+    path = Path(data.dataset_name or "").expanduser()
     if not path.is_dir():
         return (path.parent,)
     own = path / data.dataset_config if data.dataset_config else path

@@ -115,6 +115,8 @@ class TableRows:
 
     table: pa.Table
     name: str
+    first: int = 0
+    """The number of the table's first row, where it is a part."""
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -141,11 +143,43 @@ class TableRows:
 
     def place(self, index: int) -> str:
         """`name row N`."""
-        return f"{self.name} row {index}"
+        return f"{self.name} row {self.first + index}"
 
     def binary_columns(self) -> dict[str, str]:
         """Columns with bytes anywhere in their type → "images or audio" or "binary data"."""
         return {field.name: what for field in self.table.schema if (what := _binary_kind(field.type))}
+
+
+@dataclass(frozen=True, slots=True)
+class SelectedRows:
+    """Rows with some of their columns."""
+
+    inner: Rows
+    columns: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def row(self, index: int, without: str | None = None) -> dict[str, Any]:
+        """The selected columns of one row but the one that is named; None for one that the rows lack."""
+        found = self.inner.row(index, without)
+        return {name: found.get(name) for name in self.columns if name != without}
+
+    def cell(self, index: int, name: str) -> Any:
+        """One cell as it was read."""
+        return self.inner.cell(index, name)
+
+    def column(self, name: str) -> list[Any]:
+        """All rows of one column."""
+        return self.inner.column(name) if name in self.inner.columns else [None] * len(self)
+
+    def place(self, index: int) -> str:
+        """Where a row stands."""
+        return self.inner.place(index)
+
+    def binary_columns(self) -> dict[str, str]:
+        """Those of the selected columns that cannot be written as JSON."""
+        return {name: what for name, what in self.inner.binary_columns().items() if name in self.columns}
 
 
 def _binary_kind(kind: pa.DataType) -> str | None:

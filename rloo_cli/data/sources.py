@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import psutil
 
@@ -34,6 +35,39 @@ SINGLE_SPLIT = "train"
 """The only split of a file or of a saved `Dataset`, by the convention of `datasets`."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPlace:
+    """Where a split lies."""
+
+    kind: Literal["files", "saved", "hub"]
+    name: str
+    """The split in messages."""
+    paths: tuple[Path, ...] = ()
+    """Its files in order, or the saved folder."""
+
+
+def locate_split(data: DataSection, split: str) -> SplitPlace:
+    """Where a split lies; whether the hub has it is not asked.
+
+    Raises:
+        RecipeError: the data set, its configuration or the split does not exist.
+    """
+    assert data.dataset_name is not None
+    path = Path(data.dataset_name).expanduser()
+    if path.is_dir():
+        return _locate_in_folder(_with_config(path, data.dataset_config), split)
+    if path.is_file():
+        if data.dataset_config is not None:
+            raise RecipeError(f"data.dataset_config: {show_path(path)} is a file and has no configurations; remove the field.")
+        _check_split(split, [SINGLE_SPLIT], show_path(path))
+        return SplitPlace(kind="files", name=show_path(path), paths=(path,))
+    if path.exists():
+        raise RecipeError(f"data.dataset_name: {show_path(path)} is a pipe or a device; rows are read from files.")
+    if _looks_like_path(data.dataset_name):
+        raise RecipeError(f"data.dataset_name: no such file or folder: {data.dataset_name}")
+    return SplitPlace(kind="hub", name=f"{data.dataset_name}:{split}")
+
+
 def read_split(data: DataSection, split: str, problems: Problems, *, limit: int | None) -> Rows:
     """The first `limit` rows of a split; text lines that hold no row are noted in `problems`.
 
@@ -41,24 +75,19 @@ def read_split(data: DataSection, split: str, problems: Problems, *, limit: int 
         RecipeError: the data set, its configuration or the split does not exist.
         DataError: a file cannot be read.
     """
-    path = Path(data.dataset_name).expanduser()
-    if path.is_dir():
-        return _read_folder(_with_config(path, data.dataset_config), data, split, problems, limit)
-    if path.is_file():
-        if data.dataset_config is not None:
-            raise RecipeError(f"data.dataset_config: {show_path(path)} is a file and has no configurations; remove the field.")
-        _check_split(split, [SINGLE_SPLIT], show_path(path))
-        return _read_files([path], data, problems, limit)
-    if path.exists():
-        raise RecipeError(f"data.dataset_name: {show_path(path)} is a pipe or a device; rows are read from files.")
-    if _looks_like_path(data.dataset_name):
-        raise RecipeError(f"data.dataset_name: no such file or folder: {data.dataset_name}")
+    place = locate_split(data, split)
+    if place.kind == "files":
+        return _read_files(place.paths, data, problems, limit)
+    if place.kind == "saved":
+        return TableRows(load_saved_table(place.paths[0], place.name).slice(0, limit), place.name)
+    assert data.dataset_name is not None
     table = load_hub_table(data.dataset_name, config=data.dataset_config, split=split)
-    return TableRows(table.slice(0, limit), f"{data.dataset_name}:{split}")
+    return TableRows(table.slice(0, limit), place.name)
 
 
 def source_name(data: DataSection, split: str) -> str:
     """The split as messages name it: the file, or `folder:split`, or `hub-id:split`."""
+    assert data.dataset_name is not None
     path = Path(data.dataset_name).expanduser()
     if path.is_file():
         return show_path(path)
@@ -79,21 +108,22 @@ def _with_config(folder: Path, config: str | None) -> Path:
     return folder / config
 
 
-def _read_folder(folder: Path, data: DataSection, split: str, problems: Problems, limit: int | None) -> Rows:
+def _locate_in_folder(folder: Path, split: str) -> SplitPlace:
     if (folder / "dataset_dict.json").is_file():
         names = _read_json_object(folder / "dataset_dict.json").get("splits")
         _check_split(split, names if isinstance(names, list) else [], show_path(folder))
-        return _load_saved(folder / split, f"{show_path(folder)}:{split}", limit)
+        return SplitPlace(kind="saved", name=f"{show_path(folder)}:{split}", paths=(folder / split,))
     if (folder / "state.json").is_file() and (folder / "dataset_info.json").is_file():
         _check_split(split, [SINGLE_SPLIT], show_path(folder))
-        return _load_saved(folder, show_path(folder), limit)
+        return SplitPlace(kind="saved", name=show_path(folder), paths=(folder,))
     files = _files_by_split(folder)
     if not files:
         raise RecipeError(
             f"data.dataset_name: {show_path(folder)} holds no data: expected files such as train.jsonl ({', '.join(SUFFIXES)})."
         )
     _check_split(split, list(files), show_path(folder))
-    return _read_files(files[split], data, problems, limit)
+    name = show_path(files[split][0]) if len(files[split]) == 1 else f"{show_path(folder)}:{split}"
+    return SplitPlace(kind="files", name=name, paths=tuple(files[split]))
 
 
 def _files_by_split(folder: Path) -> dict[str, list[Path]]:
@@ -181,7 +211,8 @@ def _parquet_table(file: pq.ParquetFile, name: str, limit: int | None) -> pa.Tab
     return pa.Table.from_batches(pieces, file.schema_arrow)
 
 
-def _load_saved(folder: Path, name: str, limit: int | None) -> Rows:
+def load_saved_table(folder: Path, name: str) -> pa.Table:
+    """The table of a saved `datasets` folder, memory-mapped. Raises DataError where it cannot be read."""
     import datasets
     import pyarrow as pa
 
@@ -192,7 +223,7 @@ def _load_saved(folder: Path, name: str, limit: int | None) -> Rows:
         raise DataError(
             f"{name}: this saved data set cannot be read: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
         ) from error
-    return TableRows(table.slice(0, limit), name)
+    return table
 
 
 def _read_json_object(path: Path) -> dict[str, object]:

@@ -52,12 +52,16 @@ class TextFile:
         """
         self.rows.begin_file(self.name)
         try:
-            with self.path.open("rb") as file:
-                if file.read(2) in UTF16_MARKS:
-                    raise DataError(f"{self.name}: UTF-16 text; save it as UTF-8.")
+            self.refuse_utf16()
             READERS[self.path.suffix](self)
         except OSError as error:
             raise DataError(f"{self.name}: cannot be read: {error.strerror or error}") from error
+
+    def refuse_utf16(self) -> None:
+        """Raise DataError for the other Unicode, which spreadsheets write."""
+        with self.path.open("rb") as file:
+            if file.read(2) in UTF16_MARKS:
+                raise DataError(f"{self.name}: UTF-16 text; save it as UTF-8.")
 
     def lines(self) -> Iterator[tuple[int, str]]:
         """(line number from 1, text with its line end). Bytes are split before decoding: U+2028 ends no line."""
@@ -97,14 +101,18 @@ def _read_jsonl(file: TextFile) -> None:
     for line, text in file.lines():
         if file.is_full():
             return
-        if not text.strip():
-            continue
-        try:
-            value = _DECODER.decode(text.rstrip("\r\n"))
-        except (ValueError, RecursionError) as error:
-            file.fail(line, f"not JSON: {_reason(error)}")
-        else:
-            file.add(line, value)
+        if text.strip():
+            add_jsonl_line(file, line, text)
+
+
+def add_jsonl_line(file: TextFile, line: int, text: str) -> None:
+    """Append the row on a line that is not blank, or note why it is none."""
+    try:
+        value = _DECODER.decode(text.rstrip("\r\n"))
+    except (ValueError, RecursionError) as error:
+        file.fail(line, f"not JSON: {_reason(error)}")
+    else:
+        file.add(line, value)
 
 
 def _read_json(file: TextFile) -> None:

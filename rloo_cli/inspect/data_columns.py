@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rloo_cli.data.content import prompt_content
 from rloo_cli.data.problems import Problems
+from rloo_cli.data.sections import entry_section, test_splits
 from rloo_cli.data.sources import read_split, source_name
 from rloo_cli.errors import DataError, RefusedError
 from rloo_cli.inspect.rollout_files import RolloutFile, RolloutKind
@@ -52,6 +53,10 @@ class PromptColumns:
             )
         return {name: value for name, value in self._rows.row(row).items() if name != self._data.prompt_column}
 
+    def has(self, group: StoredGroup) -> bool:
+        """Whether the prompt is in the split."""
+        return self._row_of(group) is not None
+
     def _row_of(self, group: StoredGroup) -> int | None:
         row = group.prompt_row
         if row is not None and row < len(self._rows) and self._key(row) == group.key:
@@ -67,7 +72,26 @@ class PromptColumns:
             return ""
 
 
-def columns_source(file: RolloutFile, dataset: str | None) -> PromptColumns:
+class MixedColumns:
+    """Finds the row of a prompt in the sets of a mixture."""
+
+    def __init__(self, sets: Sequence[PromptColumns]) -> None:
+        self._sets = sets
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """Every column of any set, but the prompt."""
+        return tuple(dict.fromkeys(name for part in self._sets for name in part.columns))
+
+    def columns_of(self, group: StoredGroup) -> dict[str, Any]:
+        """Every column but the prompt, None where its set lacks one. Raises DataError where no set has the prompt."""
+        for part in self._sets:
+            if part.has(group):
+                return {**dict.fromkeys(self.columns), **part.columns_of(group)}
+        return self._sets[0].columns_of(group)
+
+
+def columns_source(file: RolloutFile, dataset: str | None) -> PromptColumns | MixedColumns:
     """Where the columns of a file's prompts are read: the run's own data set, or `dataset`, a file or folder.
 
     Raises:
@@ -79,8 +103,12 @@ def columns_source(file: RolloutFile, dataset: str | None) -> PromptColumns:
         raise RefusedError(f"no recipe.yaml lies beside {file.path}: name the data that the prompts are from by --data, or say --no-data.")
     data = recipe.data if recipe is not None else DataSection(dataset_name=dataset or "")
     if dataset is not None:
-        data = data.model_copy(update={"dataset_name": dataset, "dataset_config": None})
-    split = data.dataset_test_split if file.kind is RolloutKind.EVAL else data.dataset_train_split
+        data = data.model_copy(update={"dataset_name": dataset, "dataset_config": None, "datasets": []})
+    is_eval = file.kind is RolloutKind.EVAL
+    if data.datasets:
+        splits = test_splits(data) if is_eval else {i: entry.split for i, entry in enumerate(data.datasets)}
+        return MixedColumns([PromptColumns(entry_section(data, data.datasets[i]), split) for i, split in splits.items()])
+    split = data.dataset_test_split if is_eval else data.dataset_train_split
     return PromptColumns(data, split or data.dataset_train_split)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from rloo_cli.data.content import prompt_content
 from rloo_cli.data.problems import Problems, name_columns
 from rloo_cli.data.rows import Rows
+from rloo_cli.data.sections import entry_section
 from rloo_cli.data.sources import read_split, source_name
 from rloo_cli.errors import DataError
 from rloo_cli.recipe.schema import DataSection
@@ -75,6 +76,8 @@ def read_probe_data(
         RecipeError, DataError: data or completions cannot be read.
     """
     problems = Problems()
+    if data.datasets:  # of a mixture the first set
+        data, split = entry_section(data, data.datasets[0]), data.datasets[0].split
     rows = read_split(data, split, problems, limit=None if completions else max(count, MOST_ROWS))
     problems.raise_if_any()
     source = source_name(data, split)

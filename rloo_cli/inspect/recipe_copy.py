@@ -91,12 +91,14 @@ def _relative_paths(text: str, source: Path) -> Iterator[tuple[Scalar, Path]]:
 
 
 def _leaves(tree: Fields) -> Iterator[tuple[str, Pair]]:
+    """Every field by its name; those of the entries of rewards and of a mixture too, a set's `path` as `dataset_name`."""
     for name, pair in tree.pairs.items():
         if name in SECTIONS and isinstance(pair.node, Fields):
-            yield from pair.node.pairs.items()
-        elif name == "rewards" and isinstance(pair.node, Items):
-            for item in pair.node.items:
-                yield from item.pairs.items() if isinstance(item, Fields) else ()
+            yield from _leaves(pair.node)
+        elif name in ("rewards", "datasets") and isinstance(pair.node, Items):
+            fields = [item.pairs for item in pair.node.items if isinstance(item, Fields)]
+            for key, inner in (found for pairs in fields for found in pairs.items()):
+                yield ("dataset_name" if (name, key) == ("datasets", "path") else key), inner
         else:
             yield name, pair
 

@@ -91,12 +91,13 @@ def _from_hub(recipe: Recipe) -> Iterator[str]:
         for kind, value in (
             ("model", recipe.model.model_name_or_path),
             ("data", recipe.data.dataset_name),
+            *(("data", entry.path) for entry in recipe.data.datasets),
             *(("reward model", entry.model) for entry in recipe.rewards),
         )
         if value is not None and not Path(value).is_absolute()
     ]
     if hub:
-        yield f"{' and '.join(hub)} {HUB}"
+        yield f"{' and '.join(dict.fromkeys(hub))} {HUB}"
 
 
 def _packages(recipe: Recipe) -> Iterator[tuple[str, str]]:

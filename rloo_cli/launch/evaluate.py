@@ -43,7 +43,7 @@ def choose_subject(name: str, *, overrides: list[str], code_dir: str | None, che
         subject = Subject(checked=checked, folder=RunFolder(path), checkpoint=None, words=checked.loaded.recipe.model.model_name_or_path)
     else:
         subject = _run_subject(open_existing(path), overrides, code_dir, checkpoint)
-    if subject.checked.loaded.recipe.data.dataset_test_split is None:
+    if not subject.checked.loaded.recipe.data.has_test_split:
         raise RecipeError("data.dataset_test_split: evaluation needs a split to evaluate on; none is named. Add it by --set.")
     return subject
 

@@ -168,7 +168,7 @@ def _train(prepared: Prepared, job: Job, checkpoint: Checkpoint | None, console:
         if folder.run_id() is None:
             atomic.write_json(folder.identity, {"id": run_of(checkpoint) or uuid.uuid4().hex})
     size = f"{loaded.batch.prompts_per_step} prompts with {loaded.batch.num_generations} completions each"
-    logger.info("%d prompts, %d optimizer steps of %s", len(prepared.prompts), prepared.total_steps, size)
+    logger.info("%s prompts, %d optimizer steps of %s", prepared.prompts.size or "streamed", prepared.total_steps, size)
     start = checkpoint.step if checkpoint is not None else 0
     with (
         Progress(prepared.total_steps, start_step=start, logging_steps=recipe.run.logging_steps, console=console) as progress,

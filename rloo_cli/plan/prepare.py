@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rloo_cli.errors import RecipeError
+from rloo_cli.errors import DataError, RecipeError
 from rloo_cli.plan.extras import check_deepspeed, check_peft, check_server_key, check_vllm
 from rloo_cli.plan.shipped import find_recipe, why_missing
 from rloo_cli.plan.vision import check_engine_of_images, check_vision
@@ -30,10 +30,12 @@ from rloo_cli.run.trackers import check_trackers
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from rloo_cli.data.dataset import PromptSet
+    from rloo_cli.data.mixture import Mixture
+    from rloo_cli.data.prompt_set import PromptSet
+    from rloo_cli.data.prompt_source import PromptSource
     from rloo_cli.rewards.runner import RewardRunner
 
-FIELD_AT_START = re.compile(r"([a-z]+(?:\[\d+\])?\.[a-z_0-9]+): ")
+FIELD_AT_START = re.compile(r"([a-z]+(?:\[\d+\])?(?:\.[a-z_0-9]+(?:\[\d+\])?)+): ")
 MOST_AUTO_WORKERS = 2
 """Reward workers beyond this number are asked for by name: most rewards cost less than a process."""
 UNLIMITED = 1 << 30
@@ -61,8 +63,8 @@ class Prepared:
     rewards: RewardRunner
     """Its workers run; whoever holds this closes it."""
     tokenizer: PreTrainedTokenizerBase
-    prompts: PromptSet
-    eval_prompts: PromptSet | None
+    prompts: PromptSource
+    eval_prompts: PromptSet | Mixture | None
     context: int | None
     """Positions that the model was built for; None where its configuration does not say."""
     max_prompt_tokens: int
@@ -163,8 +165,8 @@ def prepare(
     import transformers  # noqa: F401 - so that it can be told to be quiet
 
     from rloo_cli.data.chat import load_tokenizer
-    from rloo_cli.data.dataset import load_prompts
     from rloo_cli.data.processor import visual_processor
+    from rloo_cli.data.prompt_loading import Reader, load_evaluation_prompts, load_training_prompts
     from rloo_cli.plan.context import context_length, load_config, vocabulary_size
     from rloo_cli.run.logs import quiet_libraries
 
@@ -179,20 +181,18 @@ def prepare(
     if visual is not None:
         check_vision(recipe, checked.loaded.distribution.strategy)
 
-    def load(split: str, max_samples: int | None) -> PromptSet:
-        return load_prompts(recipe.data, split=split, tokenizer=tokenizer, max_prompt_tokens=limit, max_samples=max_samples, visual=visual)
-
-    prompts = load(recipe.data.dataset_train_split, recipe.data.max_train_samples)
+    reader = Reader(tokenizer=tokenizer, max_prompt_tokens=limit, is_bounded=limit < UNLIMITED, visual=visual)
+    prompts = load_training_prompts(recipe.data, reader)
     check_engine_of_images(recipe, prompts)
     _check_columns(checked, prompts)
     _check_vocabulary(recipe, prompts, vocabulary_size(config))
-    notices = rewards.check_rows({name: prompts.column(name) for name in prompts.columns})
+    notices = check_reward_rows(rewards, prompts)
     eval_prompts = None
     if evaluates is None:
         evaluates = recipe.evaluation.eval_strategy != "no" or recipe.evaluation.eval_on_start
-    if evaluates and recipe.data.dataset_test_split is not None:
-        eval_prompts = load(recipe.data.dataset_test_split, recipe.evaluation.max_eval_samples)
-    check_vllm_length(recipe, max(int(found.lengths.max()) for found in (prompts, eval_prompts) if found is not None))
+    if evaluates and recipe.data.has_test_split:
+        eval_prompts = load_evaluation_prompts(recipe.data, reader, limit=recipe.evaluation.max_eval_samples)
+    check_vllm_length(recipe, max(found.longest for found in (prompts, eval_prompts) if found is not None))
     return Prepared(
         checked=checked,
         recipe=recipe,
@@ -202,7 +202,7 @@ def prepare(
         eval_prompts=eval_prompts,
         context=context,
         max_prompt_tokens=limit,
-        total_steps=total_steps(recipe, batch, len(prompts)),
+        total_steps=total_steps(recipe, batch, prompts.size),
         processor_files=visual.files() if visual is not None else (),
         notices=(*weights, *_repeats_told(prompts), *notices),
     )
@@ -237,16 +237,17 @@ def check_vllm_length(recipe: Recipe, longest_prompt: int) -> None:
         )
 
 
-def _check_vocabulary(recipe: Recipe, prompts: PromptSet, size: int | None) -> None:
+def _check_vocabulary(recipe: Recipe, prompts: PromptSource, size: int | None) -> None:
     """Raise RecipeError for prompts with tokens that the model has no embedding of."""
-    if size is not None and prompts.largest_token >= size:
+    largest = max(part.head.largest_token for part in prompts.parts())
+    if size is not None and largest >= size:
         raise RecipeError(
-            f"model.model_name_or_path: the tokenizer of {recipe.model.model_name_or_path} gives token id {prompts.largest_token:,}, and the "
+            f"model.model_name_or_path: the tokenizer of {recipe.model.model_name_or_path} gives token id {largest:,}, and the "
             f"model has {size:,} tokens: they do not belong together."
         )
 
 
-def _check_columns(checked: CheckedRecipe, prompts: PromptSet) -> None:
+def _check_columns(checked: CheckedRecipe, prompts: PromptSource) -> None:
     faults = []
     for i, (entry, source) in enumerate(zip(checked.loaded.recipe.rewards, checked.sources, strict=True)):
         try:
@@ -257,13 +258,42 @@ def _check_columns(checked: CheckedRecipe, prompts: PromptSet) -> None:
         raise RecipeError("\n".join(faults))
 
 
-def _repeats_told(prompts: PromptSet) -> Iterator[str]:
-    count, pair = prompts.repeats()
-    if pair is not None:
-        yield (
-            f"{prompts.source}: {count:,} of {len(prompts):,} prompts repeat an earlier one ({prompts.place(pair[1])} that of "
-            f"{prompts.place(pair[0])}); each row is trained on."
-        )
+def check_reward_rows(rewards: RewardRunner, prompts: PromptSource) -> tuple[str, ...]:
+    """What the reward functions' own checks notice in the rows; those of a stream are shown to them as they arrive.
+
+    A set of a mixture that lacks columns which others have may be refused by a function that needs them: that is a notice.
+
+    Raises:
+        DataError: a function refuses the data.
+    """
+    from rloo_cli.data.mixture import columns_of
+    from rloo_cli.data.streamed_prompts import StreamedPrompts
+
+    notices: list[str] = []
+    for part in prompts.parts():
+        lacks = [name for name in prompts.columns if name not in part.head.columns]
+        try:
+            notices += rewards.check_rows(columns_of(part, prompts.columns))
+        except DataError as error:
+            if not lacks:
+                raise
+            notices.append(f"{part.source} (without {', '.join(lacks)}): {error.message}")
+        if isinstance(part, StreamedPrompts) and not lacks:
+            part.check_rows = rewards.check_rows
+    return tuple(notices)
+
+
+def _repeats_told(prompts: PromptSource) -> Iterator[str]:
+    """For each set in memory that holds a prompt more than once."""
+    from rloo_cli.data.prompt_set import PromptSet
+
+    for part in prompts.parts():
+        count, pair = part.repeats() if isinstance(part, PromptSet) else (0, None)
+        if pair is not None:
+            yield (
+                f"{part.source}: {count:,} of {len(part):,} prompts repeat an earlier one ({part.place(pair[1])} that of "
+                f"{part.place(pair[0])}); each row is trained on."
+            )
 
 
 def _weights_told(model: ModelSection, *, needs_weights: bool) -> Iterator[str]:

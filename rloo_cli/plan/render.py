@@ -66,7 +66,12 @@ def _steps(document: Mapping[str, Any]) -> Iterator[str]:
     tokens = document["tokens_per_step"]
     yield "Steps"
     dropped = f" ({steps['dropped']} too long, left out)" if steps["dropped"] else ""
-    yield f"  {steps['prompts']} prompts{dropped}; {steps['total']} optimizer steps, {steps['epochs']:.2f} passes over them"
+    if steps["prompts"] is None:
+        yield f"  {steps['total']} optimizer steps; prompts are read as they are needed, lengths and columns are those of the first rows"
+    else:
+        yield f"  {steps['prompts']} prompts{dropped}; {steps['total']} optimizer steps, {steps['epochs']:.2f} passes over them"
+    for part in steps["sets"]:
+        yield f"  from {part['source']}: {'a stream' if part['prompts'] is None else str(part['prompts']) + ' prompts'}"
     if steps["evaluation_prompts"] is not None:
         yield f"  {steps['evaluation_prompts']} prompts to evaluate on"
     yield f"  a step: about {tokens['prompt']:,} tokens of distinct prompts, at most {tokens['completion_max']:,} of completions"

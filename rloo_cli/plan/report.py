@@ -13,6 +13,7 @@ from rloo_cli.recipe.schema import Recipe
 from rloo_cli.rewards.resolve import RewardSource
 
 if TYPE_CHECKING:
+    from rloo_cli.data.prompt_source import PromptSource
     from rloo_cli.plan.prepare import CheckedRecipe, Prepared
     from rloo_cli.recipe.batch import BatchPlan
     from rloo_cli.training.engine_check import EngineCheck
@@ -138,13 +139,15 @@ def _dynamic_sampling(recipe: Recipe, batch: BatchPlan) -> Iterator[str]:
 def add_data(document: dict[str, Any], prepared: Prepared) -> None:
     """Add what prompts and tokenizer tell: steps, lengths, columns, the first prompt."""
     batch, prompts = prepared.checked.loaded.batch, prepared.prompts
-    lengths = sorted(int(length) for length in prompts.lengths)
+    lengths = sorted(int(length) for part in prompts.parts() for length in part.head.lengths)
+    size = prompts.size
     completion = longest_completion(prepared)
     document["steps"] = {
         "total": prepared.total_steps,
-        "prompts": len(prompts),
-        "dropped": prompts.dropped,
-        "epochs": prepared.total_steps * batch.prompts_per_step / (len(prompts) * batch.num_iterations),
+        "prompts": size,
+        "sets": [_set_document(part) for part in prompts.parts()] if len(prompts.parts()) > 1 else [],
+        "dropped": sum(part.head.dropped for part in prompts.parts()),
+        "epochs": None if size is None else prepared.total_steps * batch.prompts_per_step / (size * batch.num_iterations),
         "evaluation_prompts": len(prepared.eval_prompts) if prepared.eval_prompts is not None else None,
     }
     document["lengths"] = {
@@ -160,8 +163,12 @@ def add_data(document: dict[str, Any], prepared: Prepared) -> None:
         "completion_max": None if completion is None else batch.completions_per_step * completion,
     }
     document["columns"] = list(prompts.columns)
-    document["first_prompt"] = prompts[0].text
+    document["first_prompt"] = prompts.head[0].text
     document["notes"] += prepared.notices
+
+
+def _set_document(part: PromptSource) -> dict[str, Any]:
+    return {"source": part.source, "prompts": part.size, "columns": list(part.columns)}
 
 
 def engine_document(recipe: Recipe, check: EngineCheck) -> dict[str, Any]:
@@ -181,7 +188,7 @@ def longest_completion(prepared: Prepared) -> int | None:
     asked = prepared.checked.loaded.recipe.generation.max_completion_length
     if asked is not None or prepared.context is None:
         return asked
-    return prepared.context - int(prepared.prompts.lengths.min())
+    return prepared.context - min(int(part.head.lengths.min()) for part in prepared.prompts.parts())
 
 
 def launch_command(

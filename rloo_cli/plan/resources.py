@@ -107,7 +107,7 @@ def _host_document(shape: ModelShape, work: Workload, spread: Spread, device: De
 
 def _disk_document(prepared: Prepared, shape: ModelShape, work: Workload, spread: Spread) -> dict[str, Any]:
     loaded = prepared.checked.loaded
-    steps_per_epoch = len(prepared.prompts) / loaded.batch.prompts_per_step
+    steps_per_epoch = (prepared.prompts.size or prepared.total_steps) / loaded.batch.prompts_per_step  # a stream saves by steps
     count = saved_checkpoints(loaded.recipe, prepared.total_steps, steps_per_epoch)
     folder = _existing_parent(Path(loaded.recipe.run.output_dir or "runs"))
     batches = -(-prepared.total_steps // loaded.batch.uses)

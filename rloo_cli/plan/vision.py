@@ -8,7 +8,7 @@ from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.schema import Recipe
 
 if TYPE_CHECKING:
-    from rloo_cli.data.dataset import PromptSet
+    from rloo_cli.data.prompt_source import PromptSource
 
 
 def check_vision(recipe: Recipe, strategy: str) -> None:
@@ -29,13 +29,13 @@ def check_vision(recipe: Recipe, strategy: str) -> None:
         )
 
 
-def check_engine_of_images(recipe: Recipe, prompts: PromptSet) -> None:
+def check_engine_of_images(recipe: Recipe, prompts: PromptSource) -> None:
     """Refuse images beside vLLM.
 
     Raises:
         RecipeError: the field and the remedy.
     """
-    if prompts.has_images and recipe.generation.use_vllm:
+    if any(part.head.has_images for part in prompts.parts()) and recipe.generation.use_vllm:
         raise RecipeError(
             f"generation.use_vllm: {prompts.source} has images, with which vLLM is not used in this version; `use_vllm: false` generates with "
             "transformers."

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+import numpy as np
+
 from rloo_cli.plan.devices import DeviceMemory
 from rloo_cli.plan.report import longest_completion
 from rloo_cli.plan.shape import ModelShape
@@ -36,7 +38,7 @@ class Lengths:
 
 def lengths_of(prepared: Prepared) -> Lengths:
     """Those of a recipe's data."""
-    lengths = prepared.prompts.lengths
+    lengths = np.concatenate([part.head.lengths for part in prepared.prompts.parts()])
     return Lengths(
         prompt=math.ceil(lengths.mean()),
         longest_prompt=int(lengths.max()),
@@ -72,9 +74,9 @@ def workload(
         low_precision=_is_low(recipe, device),
         has_reference=recipe.algorithm.beta > 0,
         reference_moves=recipe.algorithm.sync_ref_model,
+        wide_head=training.cast_lm_head_to_fp32,
         checkpointing=training.gradient_checkpointing,
         optim=training.optim,
-        wide_head=training.cast_lm_head_to_fp32,
         micro_batch_tokens=tokens,
         micro_batch_completion_tokens=round(tokens * share),
         head_chunk=decide_head_chunk(training, shape.vocab, budget),

@@ -79,13 +79,16 @@ def plan_batches(recipe: Recipe, num_processes: int) -> BatchPlan:
     )
 
 
-def total_steps(recipe: Recipe, batch: BatchPlan, num_prompts: int) -> int:
+def total_steps(recipe: Recipe, batch: BatchPlan, num_prompts: int | None) -> int:
     """Optimizer steps of the whole run: max_steps, or as many as num_train_epochs passes over the prompts take, at least 1.
+
+    A stream, whose prompts nobody has counted (None), has max_steps: a rule sees to that.
 
     Each of the μ passes through a generation batch is made of steps of its own: ceil(epochs · prompts · μ / prompts_per_step).
     """
     if recipe.training.max_steps > 0:
         return recipe.training.max_steps
+    assert num_prompts is not None
     epochs = Fraction(repr(recipe.training.num_train_epochs))  # as written: 0.1 of 30 prompts are 3, not 3.0000000000000004
     return max(1, math.ceil(epochs * num_prompts * batch.num_iterations / batch.prompts_per_step))
 

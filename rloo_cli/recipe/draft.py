@@ -14,13 +14,14 @@ from pydantic import ValidationError
 from rloo_cli.errors import RecipeError
 from rloo_cli.recipe.accelerate_keys import StrategyName
 from rloo_cli.recipe.fields import BROKEN, LEAVES, REWARD_LEAVES, SECTIONS, Leaf, closest, fit, shown
+from rloo_cli.recipe.hub_rules import HUB_RULES
 from rloo_cli.recipe.lora_rules import LORA_RULES
 from rloo_cli.recipe.nodes import Broken, Fields, Items, Node, Pair, Place, Problems, Scalar, printable
 from rloo_cli.recipe.paths import PATH_FIELDS, REWARD_PATH_FIELDS, expand_variables, resolve
 from rloo_cli.recipe.rules import RULES, Context, is_dotted
 from rloo_cli.recipe.scalars import is_null, plain_data
 from rloo_cli.recipe.schema import Recipe, RewardEntry
-from rloo_cli.recipe.settings import Settings, without_effect
+from rloo_cli.recipe.settings import Entry, Settings, without_effect
 from rloo_cli.recipe.trl_keys import TRL_KEYS, Treatment, TrlKey, known_key
 from rloo_cli.recipe.vllm_rules import VLLM_RULES
 
@@ -49,6 +50,8 @@ class Draft:
             value = self._value(leaf)
             if value is not _UNSET:
                 values[leaf.section][leaf.name] = value
+        if "dataset_name" not in values["data"] and not values["data"].get("datasets") and "data.datasets" not in self.broken:
+            values["data"]["dataset_name"] = self._missing(LEAVES["dataset_name"])
         rewards = list(self._reward_values())
         if "rewards" in self.broken or not rewards:
             rewards = [{"function": "stand.in"}]
@@ -67,6 +70,8 @@ class Draft:
         value = fit(node, leaf, lambda place, message: self.problems.add(place, leaf.path, message))
         if isinstance(value, str) and leaf.name in PATH_FIELDS:
             value = self._path(value, PATH_FIELDS[leaf.name], entry.folder, entry.node.place, leaf.path)
+        if leaf.name == "datasets" and value is not BROKEN:
+            value = self._entries_with_paths(value, entry)
         if value is not BROKEN:
             return value
         self.broken.add(leaf.path)
@@ -88,6 +93,16 @@ class Draft:
             self.problems.add(place, path, fault if fault.startswith("the env") else f"'{printable(text, 200)}': {fault}")
             return BROKEN
         return expanded
+
+    def _entries_with_paths(self, entries: list[dict[str, Any]], written: Entry) -> Any:
+        """The sets of a mixture, each path resolved as `dataset_name` is."""
+        found = []
+        for i, entry in enumerate(entries):
+            field_path = f"data.datasets[{i}].path"
+            place = _place_below(written.node, [str(i), "path"])
+            path = self._path(entry["path"], PATH_FIELDS["dataset_name"], written.folder, place, field_path)
+            found.append(entry | {"path": path})
+        return BROKEN if any(entry["path"] is BROKEN for entry in found) else found
 
     # --- rewards -----------------------------------------------------------------------------------------------------------------
 
@@ -189,7 +204,7 @@ class Draft:
         """Note what contradicts between fields that are right by themselves; the notices of those rules."""
         notices = []
         context = Context(recipe, num_processes, frozenset(self._given()), strategy)
-        for rule in (*RULES, *VLLM_RULES, *LORA_RULES):
+        for rule in (*RULES, *VLLM_RULES, *LORA_RULES, *HUB_RULES):
             if rule.reads & self.broken:
                 continue
             for finding in rule.check(context):

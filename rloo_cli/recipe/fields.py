@@ -11,7 +11,7 @@ import json
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from annotated_types import Ge, Gt, Le, Lt
@@ -40,13 +40,22 @@ class Shape:
     bounds: tuple[tuple[str, float], ...] = ()
     """(`at least` | `above` | `at most` | `below`, limit)."""
     item: Shape | None = None
+    fields: Mapping[str, Leaf] = field(default_factory=dict)
+    """Of an entry: what it may hold."""
 
     def expected(self) -> str:
         """In words, for messages: `a whole number, `auto` or null`."""
         words = [f"`{word}`" for word in self.words]
         if self.base == "choice":
             return f"one of {', '.join(words + ['null'] * self.nullable)}"
-        kinds = {"text": "a text", "whole": "a whole number", "number": "a number", "flag": "true or false", "mapping": "a mapping"}
+        kinds = {
+            "text": "a text",
+            "whole": "a whole number",
+            "number": "a number",
+            "flag": "true or false",
+            "mapping": "a mapping",
+            "entry": "a mapping",
+        }
         base = kinds.get(self.base) or ("a list" if self.base == "list" else "two numbers [low, high]")
         alternatives = [base, *words, *(["null"] if self.nullable else [])]
         return " or ".join(filter(None, [", ".join(alternatives[:-1]), alternatives[-1]]))
@@ -96,6 +105,8 @@ def shape_of(annotation: Any, bounds: tuple[tuple[str, float], ...] = ()) -> Sha
         return Shape(base="pair", item=shape_of(arguments[0]))
     if origin is dict:
         return Shape(base="mapping")
+    if isinstance(annotation, type) and issubclass(annotation, Section):
+        return Shape(base="entry", fields=_leaves_of("", annotation))
     if annotation in _BASES:
         return Shape(base=_BASES[annotation], bounds=bounds)
     raise TypeError(f"no shape for {annotation!r}")
@@ -137,6 +148,7 @@ _REMEDIES: Mapping[tuple[str, str], str] = {
     ("eval_steps", "kind"): "a share of all steps is not offered",
     ("dynamic_sampling_max_batches", "bound"): "with 1 nothing would be drawn again, which is `dynamic_sampling: filter`",
     ("dtype", "kind"): "`auto` and float16 are not offered; float32 is the default and keeps master weights",
+    ("attn_implementation", "kind"): "flash attention's own package is not used; sdpa runs torch's flash kernels where the device has them",
     ("report_to", "kind"): "name each tracker, or none",
 }
 """What a message adds for a field, by the kind of fault."""
@@ -148,7 +160,6 @@ def closest(word: str, candidates: Iterable[str]) -> str | None:
     return matches[0] if matches else None
 
 
-    ("attn_implementation", "kind"): "flash attention's own package is not used; sdpa runs torch's flash kernels where the device has them",
 def shown(node: Node) -> str:
     """A written value inside a message: `'fast'`, true, 3, a list."""
     if isinstance(node, Items):
@@ -283,6 +294,35 @@ def _fit_mapping(node: Node, leaf: Leaf, shape: Shape, fail: Fail) -> Any:
     return BROKEN if failures or _has_broken(node) else value
 
 
+def _fit_entry(node: Node, leaf: Leaf, shape: Shape, fail: Fail) -> Any:
+    """A mapping with fields of its own, as an entry of `datasets`; what is wrong is said with the field's name."""
+    if not isinstance(node, Fields):
+        return _wrong_kind(node, leaf, shape, fail)
+    failures: list[str] = []
+
+    def fail_at(name: str) -> Fail:
+        def fail_field(place: Place, message: str) -> None:
+            failures.append(message)
+            fail(place, f"`{printable(name)}`: {message}")
+
+        return fail_field
+
+    values = {}
+    for name, pair in node.pairs.items():
+        if name not in shape.fields:
+            guess = closest(name, shape.fields)
+            fail_at(name)(pair.key_place, f"unknown field{_NO_ENTRY_FIELDS.get(name, '')}.{f' Did you mean `{guess}`?' if guess else ''}")
+        elif not is_null(pair.node) or not shape.fields[name].shape.nullable:
+            values[name] = fit(pair.node, shape.fields[name], fail_at(name))
+    for name, field_ in shape.fields.items():
+        if field_.is_required and name not in node.pairs:
+            fail_at(name)(node.place, "required.")
+    return BROKEN if failures or BROKEN in values.values() else values
+
+
+_NO_ENTRY_FIELDS = dict.fromkeys(("data_dir", "data_files"), ": name the folder or the file itself as `path`")
+
+
 def _has_broken(node: Node) -> bool:
     if isinstance(node, Items):
         return any(_has_broken(item) for item in node.items)
@@ -300,4 +340,5 @@ _FITTERS: Mapping[str, Callable[[Node, Leaf, Shape, Fail], Any]] = {
     "list": _fit_list,
     "pair": _fit_pair,
     "mapping": _fit_mapping,
+    "entry": _fit_entry,
 }

@@ -21,7 +21,7 @@ from rloo_cli.recipe.overrides import apply_override, read_chain
 from rloo_cli.recipe.processes import process_count
 from rloo_cli.recipe.scalars import is_null
 from rloo_cli.recipe.schema import Recipe, RewardEntry
-from rloo_cli.recipe.settings import gather_rewards
+from rloo_cli.recipe.settings import gather_rewards, gather_streaming
 from rloo_cli.recipe.yaml_source import parse, read_text
 
 

@@ -167,10 +167,59 @@ def _dynamic_sampling(context: Context) -> Iterator[Finding]:
         yield Finding("algorithm.dynamic_sampling_max_batches", f"not read: dynamic_sampling is {mode}.", is_notice=True)
 
 
-@_rule("evaluation.eval_strategy", "evaluation.eval_on_start", "data.dataset_test_split")
+@_rule("data.dataset_name", "data.datasets", "data.max_train_samples")
+def _sets(context: Context) -> Iterator[Finding]:
+    data = context.recipe.data
+    if data.datasets and data.dataset_name is not None:
+        yield Finding("data.datasets", "`dataset_name` is given as well; write it as an entry `- path:`, or leave one of them out.")
+    if not data.datasets:
+        return
+    for name in ("dataset_config", "dataset_train_split"):
+        if context.is_changed(f"data.{name}"):
+            yield Finding(f"data.{name}", "not of a mixture: each entry of `datasets` has its own `name` and `split`.")
+    for name in ("weight", "fraction"):
+        lacking = [i for i, entry in enumerate(data.datasets) if getattr(entry, name) is None]
+        if 0 < len(lacking) < len(data.datasets):
+            yield Finding(f"data.datasets[{lacking[0]}]", f"has no `{name}`, and another set has one; give it to all sets or to none.")
+    if any(entry.weight is not None for entry in data.datasets) and any(entry.fraction is not None for entry in data.datasets):
+        yield Finding("data.datasets", "`weight` and `fraction` are two ways to mix; keep one of them.")
+    for i, entry in enumerate(data.datasets):
+        column = entry.prompt_column or data.prompt_column
+        if entry.columns is not None and column not in entry.columns:
+            yield Finding(f"data.datasets[{i}].columns", f"the prompts' column `{column}` is not among them.")
+
+
+@_rule(
+    "data.dataset_streaming",
+    "data.shuffle_buffer_size",
+    "data.datasets",
+    "training.max_steps",
+    "evaluation.eval_strategy",
+    "run.save_strategy",
+)
+def _streaming(context: Context) -> Iterator[Finding]:
+    recipe = context.recipe
+    if not recipe.data.dataset_streaming:
+        if context.is_changed("data.shuffle_buffer_size"):
+            yield Finding(
+                "data.shuffle_buffer_size", "not read: dataset_streaming is false, and all prompts are shuffled together.", is_notice=True
+            )
+        return
+    if recipe.training.max_steps < 0:
+        yield Finding(
+            "training.max_steps", "a stream's prompts are not counted beforehand: write how many steps, such as `max_steps: 1000`."
+        )
+    for field, value in (("evaluation.eval_strategy", recipe.evaluation.eval_strategy), ("run.save_strategy", recipe.run.save_strategy)):
+        if value == "epoch":
+            yield Finding(field, "a stream's prompts are not counted beforehand, so nobody knows when an epoch ends: write `steps`.")
+    if any(entry.fraction is not None for entry in recipe.data.datasets):
+        yield Finding("data.datasets", "a `fraction` needs the number of rows, which a stream does not know: write `weight`.")
+
+
+@_rule("evaluation.eval_strategy", "evaluation.eval_on_start", "data.dataset_test_split", "data.datasets")
 def _evaluation_split(context: Context) -> Iterator[Finding]:
     evaluation = context.recipe.evaluation
-    if context.recipe.data.dataset_test_split is not None or not (evaluation.eval_on_start or evaluation.eval_strategy != "no"):
+    if context.recipe.data.has_test_split or not (evaluation.eval_on_start or evaluation.eval_strategy != "no"):
         return
     by_strategy = evaluation.eval_strategy != "no"
     asks = f"eval_strategy: {evaluation.eval_strategy}" if by_strategy else "eval_on_start: true"
@@ -317,6 +366,19 @@ def _small_updates(context: Context) -> Iterator[Finding]:
         )
 
 
+@_rule("training.cast_lm_head_to_fp32", "training.bf16", "model.dtype")
+def _wide_head(context: Context) -> Iterator[Finding]:
+    training, dtype = context.recipe.training, context.recipe.model.dtype
+    if training.cast_lm_head_to_fp32 and not training.bf16 and dtype == "float32":
+        yield Finding("training.cast_lm_head_to_fp32", "not read: with bf16 false all is computed in float32.", is_notice=True)
+
+
+@_rule("model.attn_implementation", "training.layout")
+def _attention(context: Context) -> Iterator[Finding]:
+    if context.recipe.model.attn_implementation is not None and context.recipe.training.layout == "packed":
+        yield Finding("model.attn_implementation", "not read: `layout: packed` has an attention of its own.", is_notice=True)
+
+
 @_rule("data.max_prompt_length", "data.overlong_prompts")
 def _prompts_are_never_cut(context: Context) -> Iterator[Finding]:
     if {"max_prompt_length", "data.overlong_prompts"} & context.given == {"max_prompt_length"} and context.recipe.data.max_prompt_length:
@@ -366,19 +428,6 @@ def _reward_kinds(context: Context) -> Iterator[Finding]:
         for name in foreign:
             if getattr(entry, name) != REWARD_LEAVES[name].info.get_default(call_default_factory=True):
                 other = "models" if kind == "function" else "functions"
-@_rule("training.cast_lm_head_to_fp32", "training.bf16", "model.dtype")
-def _wide_head(context: Context) -> Iterator[Finding]:
-    training, dtype = context.recipe.training, context.recipe.model.dtype
-    if training.cast_lm_head_to_fp32 and not training.bf16 and dtype == "float32":
-        yield Finding("training.cast_lm_head_to_fp32", "not read: with bf16 false all is computed in float32.", is_notice=True)
-
-
-@_rule("model.attn_implementation", "training.layout")
-def _attention(context: Context) -> Iterator[Finding]:
-    if context.recipe.model.attn_implementation is not None and context.recipe.training.layout == "packed":
-        yield Finding("model.attn_implementation", "not read: `layout: packed` has an attention of its own.", is_notice=True)
-
-
                 yield Finding(f"rewards[{i}].{name}", f"this entry is a {kind}, and `{name}` is for {other}; remove it.")
         if entry.model is not None and not _REWARD_NAME.fullmatch(reward_name(entry)):
             yield Finding(f"rewards[{i}].model", "its name is no word, as metrics need it: write a `name:` beside it.")

@@ -55,7 +55,8 @@ class ModelSection(Section):
         description="Names of the layers that a new adapter changes, such as [q_proj, v_proj]; [all-linear] = every linear layer but the LM head; empty = as peft has it for this kind of model.",
     )
     lora_modules_to_save: list[str] = Field(
-        default_factory=list, description="Names of modules that are trained as a whole beside a new adapter, such as [norm]; a copy of each."
+        default_factory=list,
+        description="Modules, by the ends of their names, that are trained as a whole beside a new adapter, such as [norm]; a copy of each.",
     )
     use_rslora: bool = Field(False, description="Multiply a new adapter's part by lora_alpha / √lora_r instead.")
     chat_template_path: str | None = Field(
@@ -63,10 +64,44 @@ class ModelSection(Section):
     )
 
 
+class DatasetEntry(Section):
+    """One set of a mixture."""
+
+    path: str = Field(description="What `dataset_name` may be: a hub id, a folder or a file.")
+    name: str | None = Field(None, description="Configuration (subset) of a hub data set.")
+    split: str = Field("train", description="Split to train on.")
+    test_split: str | None = Field(
+        None, description="Split to evaluate on; null = `dataset_test_split`, where some set names none, else this set is not evaluated on."
+    )
+    prompt_column: str | None = Field(None, description="Column that holds the prompt; null = the section's `prompt_column`.")
+    columns: list[str] | None = Field(None, description="Columns to read, the prompt's among them; null = all.")
+    fraction: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="Share of the mixture, among those of all sets: each set then gives its first rows, as many as keep these shares without repeating a row.",
+    )
+    weight: Annotated[float, Field(gt=0)] | None = Field(
+        None,
+        description="How often this set gives the next prompt, relative to the weights of all sets; each set begins again at its end. null = every row once a pass.",
+    )
+
+
 class DataSection(Section):
     """Where prompts come from and how they become tokens."""
 
-    dataset_name: str = Field(description="Hub id, local folder, saved `datasets` folder, or a .jsonl, .json, .parquet or .csv file.")
+    dataset_name: str | None = Field(
+        None,
+        description="Hub id, local folder, saved `datasets` folder, or a .jsonl, .json, .parquet or .csv file. Required, unless `datasets`.",
+    )
+    datasets: list[DatasetEntry] = Field(
+        default_factory=list, description="Several sets in place of one: a mixture, each entry with a `path` and what docs/data.md says."
+    )
+    dataset_streaming: bool = Field(
+        False,
+        description="Read the training split while training goes on and never hold it as a whole; needs max_steps. `streaming` says the same for a mixture.",
+    )
+    shuffle_buffer_size: PositiveInt = Field(
+        1000, description="With dataset_streaming: neighbouring rows that are read, checked and, with shuffle_dataset, shuffled together."
+    )
     dataset_config: str | None = Field(None, description="Configuration (subset) of a hub data set.")
     dataset_train_split: str = Field("train", description="Split to train on.")
     dataset_test_split: str | None = Field(None, description="Split to evaluate on; needed when `eval_strategy` is not `no`.")
@@ -88,7 +123,14 @@ class DataSection(Section):
     shuffle_dataset: bool = Field(
         True, description="Whether each epoch runs through the prompts in a new order, a pure function of (seed, epoch, position)."
     )
-    max_train_samples: PositiveInt | None = Field(None, description="Use only the first n rows of the training split.")
+    max_train_samples: PositiveInt | None = Field(
+        None, description="Use only the first n rows of the training split; of each set's, in a mixture."
+    )
+
+    @property
+    def has_test_split(self) -> bool:
+        """Whether there is anything to evaluate on."""
+        return self.dataset_test_split is not None or any(entry.test_split is not None for entry in self.datasets)
 
 
 class RewardEntry(Section):
@@ -107,7 +149,9 @@ class RewardEntry(Section):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Of a model: how its weights are held and computed with; auto = as in its files."
     )
-    device: Literal["auto", "cpu"] = Field("auto", description="Of a model: auto = the trainer's device; each process has a copy of its own.")
+    device: Literal["auto", "cpu"] = Field(
+        "auto", description="Of a model: auto = the trainer's device; each process has a copy of its own."
+    )
     batch_size: PositiveInt = Field(32, description="Of a model: rows that it scores at once, of about equal length.")
     max_length: PositiveInt | None = Field(
         None,
@@ -296,6 +340,10 @@ class TrainingSection(Section):
         True,
         description="bfloat16 autocast in training and a bfloat16 decode copy; float32 (one line says so) where the device is not fast at it.",
     )
+    cast_lm_head_to_fp32: bool = Field(
+        False,
+        description="Whether training computes the LM head's products in float32 under bf16; the weights stay as they are held, and sampling is as ever.",
+    )
     gradient_checkpointing: bool = Field(True, description="Recompute activations in the backward pass to save memory.")
     disable_dropout: bool = Field(True, description="Set every dropout to 0, so that an on-policy ratio is exactly 1.")
     seed: Annotated[int, Field(ge=0, lt=2**63)] = Field(42, description="Seed of prompt order, sampling and dropout.")
@@ -324,7 +372,9 @@ class EvaluationSection(Section):
     num_generations_eval: PositiveInt = Field(
         1, description="Completions a prompt in evaluation; above 1 adds pass@k (needs eval_temperature above 0)."
     )
-    max_eval_samples: PositiveInt | None = Field(None, description="Evaluate only the first n rows of the split.")
+    max_eval_samples: PositiveInt | None = Field(
+        None, description="Evaluate only the first n rows of the split; of each set's, in a mixture."
+    )
 
 
 class RunSection(Section):
@@ -340,10 +390,6 @@ class RunSection(Section):
         "steps", description="Checkpoints never, every save_steps, or every epoch. The final model is always saved."
     )
     save_steps: PositiveInt = Field(500, description="Optimizer steps between checkpoints.")
-    cast_lm_head_to_fp32: bool = Field(
-        False,
-        description="Whether training computes the LM head's products in float32 under bf16; the weights stay as they are held, and sampling is as ever.",
-    )
     save_total_limit: PositiveInt | None = Field(
         None, description="Newest checkpoints to keep, the best by metric_for_best_model among them; null = all."
     )
@@ -368,6 +414,17 @@ class RunSection(Section):
         None,
         description="GiB that a reward worker and its children may hold together; null = what is available at the start, divided by the workers and the trainer, at least 2.",
     )
+    push_to_hub: bool = Field(
+        False,
+        description="Upload final/ to the hub when training has ended; the token is HF_TOKEN's or that of `hf auth login`. docs/hub.md says more.",
+    )
+    hub_model_id: str | None = Field(
+        None, description="Repository to upload to: `owner/name`, or a name of your own account; null = the run folder's name."
+    )
+    hub_private_repo: bool | None = Field(
+        None, description="Whether a repository that has to be made is private; null = as your account or organisation has it by default."
+    )
+    hub_revision: str | None = Field(None, description="Branch to upload to, made where it is not there; null = main.")
 
 
 class Recipe(Section):

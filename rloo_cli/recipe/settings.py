@@ -12,7 +12,7 @@ from pathlib import Path
 
 from rloo_cli.recipe.fields import LEAVES, SECTIONS, closest, shown
 from rloo_cli.recipe.nodes import Broken, Fields, Items, Node, Pair, Place, Problems, Scalar, printable
-from rloo_cli.recipe.scalars import is_null, number_in
+from rloo_cli.recipe.scalars import FALSE_WORDS, is_null, number_in
 from rloo_cli.recipe.trl_keys import OTHER_KEYS, RENAMED, TRL_KEYS, known_key
 
 REWARD_MODEL_KEY = "reward_model_name_or_path"
@@ -181,6 +181,15 @@ def gather_rewards(settings: Settings, problems: Problems) -> None:
         settings.rewards["rewards"] = Entry(written.key_place, entries, written.folder, True)
     if weights is not None and not is_null(weights.node):
         _put_weights(settings, weights, problems)
+
+
+def gather_streaming(settings: Settings) -> None:
+    """Turn TRL's `streaming`, which says of a mixture what `dataset_streaming` says of one set, into that, in place."""
+    entry = settings.others.pop("streaming", None)
+    if entry is None or is_null(entry.node):
+        return
+    if not (isinstance(entry.node, Scalar) and entry.node.text in FALSE_WORDS and "dataset_streaming" in settings.leaves):
+        settings.leaves["dataset_streaming"] = entry
 
 
 def _entries_of(node: Node, folder: Path, problems: Problems) -> Node:

@@ -89,13 +89,15 @@ _SCRIPT: dict[str, TrlKey] = {
     "dataset_config": _honoured(None),
     "dataset_train_split": _honoured("train"),
     "dataset_test_split": _honoured("test", "here null: evaluation asked for without a split is an error"),
-    "dataset_streaming": _later(False, "the data set is read into memory-mapped tables"),
+    "dataset_streaming": _honoured(False),
     "ignore_bias_buffers": _no_effect(False),
     "reward_model_name_or_path": _honoured(None, "an entry `- model:` of `rewards`"),
     "reward_funcs": _honoured(None),
-    "datasets": _later([], "name one data set in dataset_name"),
-    "streaming": _later(False, "the data set is read into memory-mapped tables"),
-    "test_split_size": _later(None, "name a split in dataset_test_split"),
+    "datasets": _honoured([]),
+    "streaming": _honoured(False, "read as `dataset_streaming`"),
+    "test_split_size": _refused(
+        None, "what is held out is a split of its own: `dataset_test_split`, or `test_split` of a set of `datasets`"
+    ),
 }
 
 _NO_QUANTA = "quantized weights take a GPU and bitsandbytes, and are not offered; `dtype: bfloat16` halves the memory of an adapter's model"
@@ -176,10 +178,10 @@ _RLOO: dict[str, TrlKey] = {
     "use_transformers_paged": _no_effect(False),
 }
 
-_TRAINING: dict[str, TrlKey] = {
-    "output_dir": _honoured(None),
 _NO_COMPILER = "micro-batches are packed without padding, each of a shape of its own, for which torch would compile anew"
 
+_TRAINING: dict[str, TrlKey] = {
+    "output_dir": _honoured(None),
     "per_device_train_batch_size": _honoured(8),
     "num_train_epochs": _honoured(3.0),
     "max_steps": _honoured(-1),
@@ -252,13 +254,13 @@ _NO_COMPILER = "micro-batches are packed without padding, each of a shape of its
     "save_on_each_node": _same(False, "all processes write into one shared folder"),
     "save_total_limit": _honoured(None),
     "enable_jit_checkpoint": _no_effect(False, "a signal always saves before the run ends"),
-    "push_to_hub": _later(False, "`final/` is a folder that `hf upload` takes"),
+    "push_to_hub": _honoured(False),
     "hub_token": _refused(None, "a recipe is copied into the run's folder and is no place for secrets", is_secret=True),
-    "hub_private_repo": _later(None, needs="push_to_hub"),
-    "hub_model_id": _later(None, needs="push_to_hub"),
-    "hub_strategy": _later("every_save", needs="push_to_hub"),
-    "hub_always_push": _later(False, needs="push_to_hub"),
-    "hub_revision": _later(None, needs="push_to_hub"),
+    "hub_private_repo": _honoured(None),
+    "hub_model_id": _honoured(None, "null is the run folder's name"),
+    "hub_strategy": _same("every_save", "the final model is uploaded, once, when training has ended", "end"),
+    "hub_always_push": _no_effect(False, "there is one upload, at the end"),
+    "hub_revision": _honoured(None),
     "load_best_model_at_end": _refused(
         False, "`final/` is the model after the last step; `metric_for_best_model` keeps the best checkpoint, and the end names it"
     ),

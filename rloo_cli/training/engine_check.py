@@ -10,7 +10,6 @@ import torch
 
 from rloo_cli.algorithm.kl import sum_by_row
 from rloo_cli.algorithm.loss import effective_sample_size
-from rloo_cli.data.order import prompt_row
 from rloo_cli.rollout.engine import GenerationRequest, RandomKey
 from rloo_cli.training.adapter import plain_tensors
 from rloo_cli.training.engines import give_weights
@@ -77,12 +76,9 @@ def check_engine(inputs: TrainingInputs) -> EngineCheck:
 
 def _requests(inputs: TrainingInputs) -> list[GenerationRequest]:
     """Those of the first prompts of step 1."""
-    data, group, total = inputs.recipe.data, inputs.batch.num_generations, len(inputs.prompts)
-    rows = [
-        prompt_row(position, num_prompts=total, seed=inputs.recipe.training.seed, shuffle=data.shuffle_dataset)
-        for position in range(min(MOST_PROMPTS, inputs.batch.prompts_per_generation))
-    ]
-    prompts = [inputs.prompts[row] for row in rows]
+    group, count = inputs.batch.num_generations, min(MOST_PROMPTS, inputs.batch.prompts_per_generation)
+    seed, shuffle = inputs.recipe.training.seed, inputs.recipe.data.shuffle_dataset
+    prompts = inputs.prompts.draw(0, count, seed=seed, shuffle=shuffle, check_stop=inputs.stop.check)
     return [
         GenerationRequest(token_ids=prompt.token_ids, num_generations=group, first_row=i * group, visual=prompt.visual)
         for i, prompt in enumerate(prompts)

@@ -118,7 +118,7 @@ def longest_sequence(inputs: TrainingInputs) -> int | None:
     if completion is None:
         return None
     sets = [inputs.prompts] if inputs.eval_prompts is None else [inputs.prompts, inputs.eval_prompts]
-    return max(int(prompts.lengths.max()) for prompts in sets) + completion
+    return max(prompts.longest for prompts in sets) + completion
 
 
 def _transformers(inputs: TrainingInputs, model: PreTrainedModel, low: torch.dtype | None, device: torch.device) -> Engine:

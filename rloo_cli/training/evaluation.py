@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from rloo_cli.data.dataset import PromptSet
+from rloo_cli.data.mixture import Mixture
+from rloo_cli.data.prompt_set import PromptSet
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.rollout.engine import RandomKey
 from rloo_cli.training.collector import Collector
@@ -21,7 +22,7 @@ LEFT_OUT = ("groups/", "reward_std", "sampling/")  # spread within a group says 
 
 
 def evaluate(
-    collector: Collector, prompts: PromptSet, recipe: Recipe, names: Sequence[str], step: int, check_stop: Callable[[], None]
+    collector: Collector, prompts: PromptSet | Mixture, recipe: Recipe, names: Sequence[str], step: int, check_stop: Callable[[], None]
 ) -> tuple[Experience, dict[str, float]]:
     """All completions of the evaluation split with their rewards, and the `eval/…` metrics of the current weights.
 

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from transformers import PreTrainedTokenizerBase
 
-from rloo_cli.data.dataset import PromptSet
+from rloo_cli.data.mixture import Mixture
+from rloo_cli.data.prompt_set import PromptSet
+from rloo_cli.data.prompt_source import PromptSource
 from rloo_cli.recipe.accelerate_config import Distribution
 from rloo_cli.recipe.batch import BatchPlan
 from rloo_cli.recipe.schema import Recipe
@@ -30,8 +32,8 @@ class TrainingInputs:
     batch: BatchPlan
     total_steps: int
     tokenizer: PreTrainedTokenizerBase
-    prompts: PromptSet
-    eval_prompts: PromptSet | None
+    prompts: PromptSource
+    eval_prompts: PromptSet | Mixture | None
     rewards: RewardRunner
     """Started."""
     folder: RunFolder

@@ -133,7 +133,8 @@ def _decide(inputs: TrainingInputs, policy: Policy, device: Device) -> dict[str,
     recipe, training = inputs.recipe, inputs.recipe.training
     threads = auto.decide_threads(training)
     torch.set_num_threads(threads)
-    prompt = inputs.prompts[inputs.prompts.first_with_images or 0]
+    head = next((part.head for part in inputs.prompts.parts() if part.head.has_images), inputs.prompts.head)
+    prompt = head[head.first_with_images or 0]
     probe = prompt.token_ids
     length = recipe.generation.max_completion_length or len(probe)
     layout = auto.decide_layout(
@@ -145,7 +146,7 @@ def _decide(inputs: TrainingInputs, policy: Policy, device: Device) -> dict[str,
         is_low=device.strategy.is_sharded and device.low_precision is not None,
         give_up=device.strategy.give_up_pass,
     )
-    longest = int(inputs.prompts.lengths.max()) + inputs.batch.num_generations * length
+    longest = max(part.head.longest for part in inputs.prompts.parts()) + inputs.batch.num_generations * length
     max_tokens = auto.decide_max_tokens(training, policy.model, device.accelerator.device, group_tokens=longest)
     return {
         "bf16": device.low_precision is not None,

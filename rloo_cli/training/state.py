@@ -10,7 +10,10 @@ from typing import Any
 import torch
 
 from rloo_cli.data.images import IMAGE_COLUMNS
+from rloo_cli.data.mixture import Mixture
 from rloo_cli.data.prompt_set import PromptSet
+from rloo_cli.data.prompt_source import PromptSource
+from rloo_cli.data.streamed_prompts import StreamedPrompts
 from rloo_cli.errors import StorageError
 from rloo_cli.run.checkpoint import Checkpoint
 from rloo_cli.training.best import Best, best_of_document
@@ -125,11 +128,12 @@ def _saved_columns(prompt: Prompt) -> Mapping[str, Any]:
     return {name: value for name, value in prompt.columns.items() if name not in IMAGE_COLUMNS}
 
 
-def with_images(position: RunPosition, prompts: PromptSet) -> RunPosition:
+def with_images(position: RunPosition, prompts: PromptSource) -> RunPosition:
     """The position with the images of its generation batch, read again from the data, whose fingerprint a resumed run has compared."""
     experience = position.experience
-    if experience is None or not prompts.has_images:
+    if experience is None or isinstance(prompts, StreamedPrompts) or not any(part.head.has_images for part in prompts.parts()):
         return position
+    assert isinstance(prompts, PromptSet | Mixture)
     groups = tuple(replace(group, prompt=prompts[group.prompt.row]) for group in experience.groups)
     return replace(position, experience=replace(experience, groups=groups))
 

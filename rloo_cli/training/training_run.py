@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -11,10 +12,13 @@ from typing import Any
 
 import torch
 
-from rloo_cli.data.order import prompt_row
 from rloo_cli.errors import EngineError, NeighbourError, NonFiniteError, RecipeError
+from rloo_cli.recipe.secrets import secret_values
 from rloo_cli.rollout.engine import Engine, RandomKey
 from rloo_cli.run.checkpoint import DESCRIPTION, step_name
+from rloo_cli.run.environment import package_versions
+from rloo_cli.run.metrics import read_metrics
+from rloo_cli.run.model_card import CardFacts, model_card
 from rloo_cli.run.randomness import capture_random_state, seed_everything
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.rollouts import RolloutRow
@@ -42,7 +46,6 @@ from rloo_cli.types import Group, GroupRewards, Prompt
 logger = logging.getLogger(__name__)
 
 SILENT_BATCHES = 3  # in a row without any difference in reward, before a warning
-PROMPTS_AT_ONCE = 64  # gathered between two looks for a stop
 FAILURES_SHOWN = 3  # of a step, with their reason; the rest are counted
 
 
@@ -177,13 +180,9 @@ class TrainingRun:
 
     def _prompts(self, first: int, count: int, check_stop: CheckStop) -> list[Prompt]:
         """The prompts at `count` positions from `first` on; a stop is looked for on the way, since a huge step has millions."""
-        seed, shuffle, total = self.recipe.training.seed, self.recipe.data.shuffle_dataset, len(self.inputs.prompts)
-        prompts: list[Prompt] = []
-        for position in range(first, first + count):
-            if len(prompts) % PROMPTS_AT_ONCE == 0:
-                check_stop()
-            prompts.append(self.inputs.prompts[prompt_row(position, num_prompts=total, seed=seed, shuffle=shuffle)])
-        return prompts
+        return self.inputs.prompts.draw(
+            first, count, seed=self.recipe.training.seed, shuffle=self.recipe.data.shuffle_dataset, check_stop=check_stop
+        )
 
     def update(self) -> None:
         """Make the optimizer step."""
@@ -240,11 +239,12 @@ class TrainingRun:
         assert experience is not None
         seconds = time.perf_counter() - self._started
         self._row |= {
-            "epoch": self._working.next_prompt / len(self.inputs.prompts),
             "num_tokens": self._working.num_tokens,
             "perf/seconds/step": seconds,
             "perf/peak_memory_mb": peak_memory_mb(self.updater.accelerator.device),
         }
+        passes = self.inputs.prompts.passes(self._working.next_prompt)
+        self._row |= {} if passes is None else {"epoch": passes}
         everything = self._everything_drawn(experience) if first_use else None
         if everything is not None:
             self._row["perf/tokens_per_second"] = generated_tokens(everything)[1] / seconds
@@ -295,8 +295,8 @@ class TrainingRun:
         """Whether `step` ends an interval: every n steps, or the step in which an epoch was completed."""
         if strategy == "steps":
             return step % every == 0
-        count = len(self.inputs.prompts)
-        return strategy == "epoch" and self.position.next_prompt // count > self.position.prompts_before // count
+        count = self.inputs.prompts.size
+        return strategy == "epoch" and count is not None and self.position.next_prompt // count > self.position.prompts_before // count
 
     def save_if_due(self) -> None:
         """Save a checkpoint after this step where the recipe asks for one."""
@@ -380,11 +380,23 @@ class TrainingRun:
                 self.inputs.tokenizer,
                 step=self.step,
                 ranks=self.ranks,
+                card=self._card,
                 beside=self.inputs.processor_files,
             )
         if (best := self.position.best) is not None:
             where = self.inputs.folder.checkpoints / step_name(best.step)
             self.inputs.progress.note(f"best checkpoint: step {best.step}, {best.metric} {best.value:.4g}, in {where} (final/ is the last)")
+
+    def _card(self) -> str:
+        facts = CardFacts(
+            name=self.inputs.folder.path.resolve().name,
+            recipe=self.recipe,
+            step=self.step,
+            rows=read_metrics(self.inputs.folder.metrics),
+            versions=package_versions(),
+            sees_images=bool(self.inputs.processor_files),
+        )
+        return model_card(facts, secrets=secret_values(os.environ))
 
     def close(self) -> None:
         """Release the trackers, once nothing is generated any more; the engine is its maker's."""

@@ -42,7 +42,12 @@ def test_a_models_folder_is_looked_for_beside_the_recipe_and_variables_are_repla
 @pytest.mark.parametrize(
     ("key", "kinds"),
     {
-        "reward_funcs: [accuracy_reward, owner/other, rm, my.lib.f]\nreward_weights: [1, 2, 3, 4]": ["function", "model", "model", "function"],
+        "reward_funcs: [accuracy_reward, owner/other, rm, my.lib.f]\nreward_weights: [1, 2, 3, 4]": [
+            "function",
+            "model",
+            "model",
+            "function",
+        ],
         "reward_model_name_or_path: owner/rm\nreward_funcs: [accuracy_reward]\nreward_weights: [1, 2]": ["model", "function"],
         "reward_model_name_or_path: owner/rm\nreward_funcs: null": ["model"],
         "reward_model_path: owner/rm": ["model"],

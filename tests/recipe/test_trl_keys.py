@@ -34,7 +34,13 @@ def test_the_table_is_that_of_the_installed_classes():
 
 def test_honoured_keys_are_fields_and_the_others_are_not():
     for name, key in TRL_KEYS.items():
-        is_field = name in LEAVES or name in ("reward_funcs", "reward_weights", "reward_model_name_or_path")
+        is_field = name in LEAVES or name in (
+            "reward_funcs",
+            "reward_weights",
+            "reward_model_name_or_path",
+            "generation_kwargs",
+            "streaming",
+        )
         assert is_field == (key.treatment is Treatment.HONOURED), name
     assert not OTHER_KEYS.keys() & (TRL_KEYS.keys() | LEAVES.keys())
     assert all(name not in LEAVES and not known_key(name) for name in RENAMED)
@@ -100,13 +106,16 @@ disable_tqdm: true
     assert loaded.batch.prompts_per_step == 2
     assert loaded.notices == (
         "r.yaml:18:1: warmup_ratio: an older name of `training.warmup_steps`; read as that.",
-        "r.yaml: accepted without effect: log_completions (every completion is kept in rollouts/), lora_r, do_train, disable_tqdm.",
+        "r.yaml: accepted without effect: log_completions (every completion is kept in rollouts/), do_train, disable_tqdm.",
         "r.yaml:22:12: generation.vllm_mode: not read: use_vllm is false.",
+        "r.yaml:23:9: model.lora_r: not read: use_peft is false.",
     )
 
 
 REFUSALS = {
-    "use_peft: true": "use_peft: `true` is not in this version: all weights are trained. Remove the key, or write TRL's default, false.",
+    "load_in_4bit: true": "load_in_4bit: `true` is not in this version: quantized weights take a GPU and bitsandbytes, and are not offered; `dtype: bfloat16` halves the memory of an adapter's model. Remove the key, or write TRL's default, false.",
+    "use_dora: true": "use_dora: `true` is not in this version: write `use_rslora`, or plain LoRA. Remove the key, or write TRL's default, false.",
+    "lora_task_type: SEQ_CLS": 'lora_task_type: `SEQ_CLS` is refused: what is trained here is a causal language model; only "CAUSAL_LM" is offered.',
     "deepspeed: zero3.json": "deepspeed: `zero3.json` is refused: write `accelerate_config: zero2`, `zero3`, or a file of `accelerate config` that names yours.",
     "fp16: true": "fp16: `true` is refused: float16 overflows without a loss scaler, which is not offered; mixed precision is bfloat16, `bf16: true`.",
     "trust_remote_code: true": "trust_remote_code: `true` is refused: a downloaded recipe could set it; it is a flag of the command line, `--trust-remote-code`.",
@@ -137,12 +146,12 @@ def test_a_secret_on_the_command_line_is_not_repeated():
 
 
 def test_keys_below_a_refused_switch_are_not_refused_again():
-    lines = faults_of(VALID + "use_peft: true\nlora_r: 64\nuse_dora: true\n")
-    assert [line.split(": ")[1] for line in lines] == ["use_peft"]
+    lines = faults_of(VALID + "load_in_4bit: true\nbnb_4bit_quant_type: fp4\nuse_bnb_nested_quant: true\n")
+    assert [line.split(": ")[1] for line in lines] == ["load_in_4bit"]
 
 
 def test_a_later_layer_can_take_a_refused_key_back():
-    assert load(VALID + "use_peft: true\n", "use_peft=false").notices == ()
+    assert load(VALID + "load_in_4bit: true\n", "load_in_4bit=false").notices == ()
 
 
 def test_trl_keys_may_stand_in_sections_too():
@@ -191,7 +200,11 @@ def test_a_default_that_differs_from_trl_is_known_and_few():
     assert differing == {
         "dataset_test_split": ("test", None),
         "model_revision": ("main", None),
+        "router_aux_loss_coef": (None, 0.0),
         "disable_dropout": (False, True),
+        "lora_dropout": (0.05, 0.0),
+        "lora_modules_to_save": (None, []),
+        "lora_target_modules": (None, []),
         "num_generations_eval": (None, 1),
         "max_completion_length": (512, 256),
         "min_p": (None, 0.0),
@@ -200,7 +213,6 @@ def test_a_default_that_differs_from_trl_is_known_and_few():
         "lr_scheduler_kwargs": (None, {}),
         "optim": ("adamw_torch_fused", "adamw_torch"),
         "gradient_accumulation_steps": (1, None),
-        "router_aux_loss_coef": (None, 0.0),
         "bf16": (None, True),
         "report_to": ("none", []),
         "vllm_server_host": ("0.0.0.0", "127.0.0.1"),

@@ -210,7 +210,9 @@ def test_two_labels_are_refused(tmp_path):
     three = save_model(tmp_path / "three", Qwen2Config(**{**SIZES, "num_labels": 3}, pad_token_id=tiny.PAD))
     with pytest.raises(RecipeError, match=r"^rewards\[0\]\.model: .*three has 3 labels; a reward model has one"):
         opened(three)
-    two = save_model(tmp_path / "two", Qwen2Config(**{**SIZES, "num_labels": 2}, pad_token_id=tiny.PAD))  # which transformers does not write
+    two = save_model(
+        tmp_path / "two", Qwen2Config(**{**SIZES, "num_labels": 2}, pad_token_id=tiny.PAD)
+    )  # which transformers does not write
     with pytest.raises(RecipeError, match=r"^rewards\[0\]\.model: .*two has score\.weight of shape \[2, 32\], .*\[1, 32\]"):
         opened(two)
 
