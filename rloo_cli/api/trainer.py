@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import os
@@ -23,6 +24,7 @@ from rloo_cli.launch.cluster import MachineOptions
 from rloo_cli.launch.export import refuse_occupied
 from rloo_cli.launch.first_start import WRONG_BEFORE_TRAINING
 from rloo_cli.launch.given import Place, failure_told, place_of, refuse_other_number, train_as_told
+from rloo_cli.launch.hub import check_hub, is_missing_there, upload_final
 from rloo_cli.launch.launcher import launcher_of
 from rloo_cli.launch.local import nothing_left
 from rloo_cli.launch.target import Target, choose_target
@@ -117,7 +119,7 @@ class RLOOTrainer:
             StoppedError: a signal, Ctrl-C among them, came; a checkpoint is saved.
             RlooError: each kind as the command line has it.
         """
-        with _environment_kept(), _in_python(), given(self._rewards.functions):
+        with _environment_kept(), _outside_of_loops(), _in_python(), given(self._rewards.functions):
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see cli/app.py; too late where torch is loaded, and harmless
             return read_output(self._train(_resume_text(resume_from_checkpoint), quiet=quiet))
 
@@ -199,11 +201,17 @@ class RLOOTrainer:
                 if target.finished and nothing_left(checked, target.folder):
                     if place is not None:
                         place.tell_nothing()
+                    if is_missing_there(checked.loaded.recipe.run, target.folder):
+                        check_hub(checked.loaded, target.folder)
+                        _upload(checked, target.folder)
                     return target.folder
+                away = check_hub(checked.loaded, target.folder)
                 if not quiet:
-                    self._tell(checked)
+                    self._tell(checked, *([away] if away else []))
                 train = launcher_of(checked, place)
                 train(checked, target, trust_remote_code=self.args.trust_remote_code, quiet=quiet, leave=_leave())
+                if checked.loaded.recipe.run.push_to_hub:
+                    _upload(checked, target.folder)
         return target.folder
 
     def _checked(self, folder: RunFolder, place: Place | None) -> CheckedRecipe:
@@ -248,12 +256,17 @@ class RLOOTrainer:
                 atomic.remove_if_empty(folder.path)
             raise
 
-    def _tell(self, checked: CheckedRecipe) -> None:
-        said = [*checked.loaded.notices, *([self._rewards.notice] if self._rewards.notice else [])]
+    def _tell(self, checked: CheckedRecipe, *notices: str) -> None:
+        said = [*checked.loaded.notices, *notices, *([self._rewards.notice] if self._rewards.notice else [])]
         if self._inputs.model is not None:
             said.append("model: a copy of the object is trained, in the run's folder; the object stays as it is.")
         for notice in said:
             print(f"note: {notice}", file=sys.stderr)
+
+
+def _upload(checked: CheckedRecipe, folder: RunFolder) -> None:
+    """Bring the final model to the hub, and say what came of it."""
+    print(upload_final(checked.loaded.recipe.run, folder).line, file=sys.stderr)
 
 
 def _refuse_others(others: Mapping[str, Any]) -> None:
@@ -310,6 +323,19 @@ def _environment_kept() -> Iterator[None]:
         for name in os.environ.keys() - before.keys():
             del os.environ[name]
         os.environ.update(before)
+
+
+@contextlib.contextmanager
+def _outside_of_loops() -> Iterator[None]:
+    """Lets the block run event loops of its own where this thread is inside of one, as the cells of a notebook are; that one waits anyway."""
+    loop = asyncio._get_running_loop()
+    asyncio._set_running_loop(None)
+    try:
+        yield
+    finally:
+        asyncio._set_running_loop(loop)
+        if loop is not None:
+            asyncio.set_event_loop(loop)
 
 
 @contextlib.contextmanager

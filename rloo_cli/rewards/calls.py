@@ -17,7 +17,6 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -195,18 +194,7 @@ async def _awaited(value: Any) -> Any:
 def _run(coroutine: Any, loop: asyncio.AbstractEventLoop | None) -> Any:
     if loop is not None:
         return loop.run_until_complete(coroutine)
-    if _is_in_loop():  # in a notebook, whose cells run inside one
-        with ThreadPoolExecutor(1, thread_name_prefix="async reward") as beside:
-            return beside.submit(asyncio.run, coroutine).result()
     return asyncio.run(coroutine)
-
-
-def _is_in_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 def arguments(reward: LoadedReward, rows: CallRows, state: TrainerState, log: CallLog) -> dict[str, Any]:
