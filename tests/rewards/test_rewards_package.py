@@ -5,6 +5,7 @@ import sys
 import pytest
 
 from rloo_cli import rewards
+from rloo_cli.recipe.install import install_command
 
 pytest.importorskip("math_verify")
 
@@ -44,4 +45,4 @@ def test_a_missing_extra_is_told_with_its_install_command():
         "except ImportError as error: print(error)"
     )
     printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert printed.strip() == 'accuracy_reward needs math-verify: pip install "rloo[math]"'
+    assert printed.strip() == f"accuracy_reward needs math-verify: {install_command('math')}"

@@ -12,6 +12,7 @@ import pytest
 from rloo_cli.cli.app import exit_code_of
 from rloo_cli.cli.arguments import expand_serve
 from rloo_cli.errors import EngineError, RefusedError
+from rloo_cli.recipe.install import install_command
 from rloo_cli.serving import command
 from rloo_cli.serving.address import Address, check_free, parse_address
 from rloo_cli.serving.key import find_key
@@ -205,7 +206,7 @@ def test_without_vllm_the_install_command_is_the_answer():
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert result.stdout == "2 False\n"
     (line,) = result.stderr.splitlines()
-    assert line.startswith('error: `rloo vllm-serve` needs vLLM, which is not installed here: pip install "rloo[vllm]" (')
+    assert line.startswith(f"error: `rloo vllm-serve` needs vLLM, which is not installed here: {install_command('vllm')} (")
 
 
 @pytest.mark.parametrize(
