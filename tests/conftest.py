@@ -20,6 +20,14 @@ if _vllm is None or _vllm.origin is None:
     sys.modules["vllm"] = None  # type: ignore[assignment]
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item, call):
+    """A report whose captured output holds no half of a character, as some tests print on purpose: xdist could not send it."""
+    report = yield
+    report.sections = [(name, text.encode("utf-8", "backslashreplace").decode()) for name, text in report.sections]
+    return report
+
+
 @pytest.fixture(autouse=True)
 def _no_reports(request, monkeypatch):
     """A second or two at the end of each run in this process; the tests of reports ask for them by the fixture `reports`."""

@@ -55,13 +55,26 @@ def interrupt(folder, number, after, *arguments):
     return process.returncode, output
 
 
-def test_the_same_recipe_twice_gives_the_same_bits_with_any_number_of_reward_workers(tmp_path):
-    assert run(tmp_path / "a", "--set", "reward_workers=1") == run(tmp_path / "b", "--set", "reward_workers=3")
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The bits of a run that is never stopped, under further arguments, made once."""
+    made = {}
+
+    def make(*arguments):
+        if arguments not in made:
+            made[arguments] = run(tmp_path_factory.mktemp("whole") / "run", *arguments)
+        return made[arguments]
+
+    return make
 
 
-@pytest.mark.parametrize("after", [1, 3, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)])
-def test_stopped_by_a_signal_and_resumed_it_ends_with_the_same_bits(after, tmp_path):
-    expected = run(tmp_path / "whole", *REUSED)
+def test_the_same_recipe_twice_gives_the_same_bits_with_any_number_of_reward_workers(whole, tmp_path):
+    assert run(tmp_path / "b", "--set", "reward_workers=3") == whole("--set", "reward_workers=1")
+
+
+@pytest.mark.parametrize("after", [3, *(pytest.param(step, marks=pytest.mark.slow) for step in (1, 2, 4))])
+def test_stopped_by_a_signal_and_resumed_it_ends_with_the_same_bits(after, whole, tmp_path):
+    expected = whole(*REUSED)
     code, output = interrupt(tmp_path / "stopped", signal.SIGTERM, after, *REUSED)
     if code != 0:  # a fast machine may have finished before the signal came
         assert code == 75, output
@@ -71,9 +84,10 @@ def test_stopped_by_a_signal_and_resumed_it_ends_with_the_same_bits(after, tmp_p
     assert gold(tmp_path / "stopped") == expected
 
 
-def test_killed_and_resumed_it_ends_with_the_same_bits(tmp_path):
-    expected = run(tmp_path / "whole")
-    interrupt(tmp_path / "killed", signal.SIGKILL, 3)
+def test_killed_and_resumed_it_ends_with_the_same_bits(whole, tmp_path):
+    one_worker = ("--set", "reward_workers=1")
+    expected = whole(*one_worker)
+    interrupt(tmp_path / "killed", signal.SIGKILL, 3, *one_worker)
     if not (tmp_path / "killed" / "final").exists():
-        run(tmp_path / "killed", "--resume")
+        run(tmp_path / "killed", "--resume", *one_worker)
     assert gold(tmp_path / "killed") == expected

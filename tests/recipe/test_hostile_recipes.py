@@ -8,9 +8,9 @@ def broken(found: list[Outcome]) -> list[str]:
     return [f"case {outcome.number} ({outcome.kind}): {outcome.fault}\n{outcome.answer}" for outcome in found if outcome.fault]
 
 
-def test_a_thousand_hostile_recipes_get_an_answer():
-    found = list(outcomes(range(7, 20_000, 20)))
-    assert len(found) == 1000
+def test_four_hundred_hostile_recipes_get_an_answer():
+    found = list(outcomes(range(7, 20_000, 50)))
+    assert len(found) == 400
     assert not broken(found)
     assert {outcome.code for outcome in found} == {0, 2}
 

@@ -16,6 +16,7 @@ VARIANTS = {
     "evaluated": {"evaluation__eval_strategy": "steps", "evaluation__eval_steps": 2, "algorithm__beta": 0.0},
     "overlapped": {"training__async_steps": 1},
 }
+REUSED = "a batch for two steps"
 
 
 class Forever:
@@ -34,7 +35,19 @@ def start_on_rank(rank, path, options, variant):
 
 
 def start_all(rank, path):
-    return {variant: start_on_rank(rank, path / variant, {}, variant) for variant in VARIANTS}
+    """How each variant ended; and how one of them did that was stopped, and when it had gone on."""
+    told = {variant: start_on_rank(rank, path / variant, {}, variant) for variant in VARIANTS}
+    stopped = start_on_rank(rank, path / "stopped", {"stop_at": 3}, REUSED)
+    torch.distributed.barrier()
+    return told, (stopped, start_on_rank(rank, path / "stopped", {"resume": True}, REUSED))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """(the folder of the runs of two processes, what each process was told of them)."""
+    folder = tmp_path_factory.mktemp("two")
+    (folder / "runs").mkdir()
+    return folder / "runs", run_ranks(start_all, 2, folder, folder / "runs")
 
 
 def close(rows, expected):
@@ -44,29 +57,17 @@ def close(rows, expected):
         assert {k: v for k, v in row.items() if not k.startswith("perf/")} == pytest.approx(numbers, rel=1e-4, abs=1e-5)
 
 
-def test_runs_on_two_processes_have_the_numbers_of_one(tmp_path, monkeypatch):
-    (tmp_path / "two").mkdir()
-    assert run_ranks(start_all, 2, tmp_path, tmp_path / "two") == [dict.fromkeys(VARIANTS, "done")] * 2
+def test_runs_on_two_processes_have_the_numbers_of_one(two, tmp_path, monkeypatch):
+    folder, told = two
+    assert [ended for ended, _ in told] == [dict.fromkeys(VARIANTS, "done")] * 2
     for variant, changes in VARIANTS.items():
-        expected = read_metrics(test_run.start(tmp_path / "one" / variant, monkeypatch, **changes).metrics)
-        close(read_metrics(tmp_path / "two" / variant / "metrics.jsonl"), expected)
-        assert (tmp_path / "two" / variant / "final" / "model.safetensors").exists()
-        assert list_steps(tmp_path / "two" / variant / "checkpoints") == [test_run.STEPS]
+        expected = read_metrics(test_run.start(tmp_path / variant, monkeypatch, **changes).metrics)
+        close(read_metrics(folder / variant / "metrics.jsonl"), expected)
+        assert (folder / variant / "final" / "model.safetensors").exists()
+        assert list_steps(folder / variant / "checkpoints") == [test_run.STEPS]
 
 
-def stop_and_go_on(rank, path):
-    first = start_on_rank(rank, path, {"stop_at": 3}, "a batch for two steps")
-    torch.distributed.barrier()
-    return first, start_on_rank(rank, path, {"resume": True}, "a batch for two steps")
-
-
-def whole(rank, path):
-    return start_on_rank(rank, path, {}, "a batch for two steps")
-
-
-def test_a_stop_and_a_resume_on_two_processes_give_the_bits_of_two_that_never_stopped(tmp_path):
-    (tmp_path / "w").mkdir()
-    run_ranks(whole, 2, tmp_path / "w", tmp_path / "whole")
-    told = run_ranks(stop_and_go_on, 2, tmp_path, tmp_path / "stopped")
-    assert all("SIGTERM: step 3 is saved" in first and second == "done" for first, second in told)
-    assert test_run.gold(RunFolder(tmp_path / "stopped")) == test_run.gold(RunFolder(tmp_path / "whole"))
+def test_a_stop_and_a_resume_on_two_processes_give_the_bits_of_two_that_never_stopped(two):
+    folder, told = two
+    assert all("SIGTERM: step 3 is saved" in first and second == "done" for _, (first, second) in told)
+    assert test_run.gold(RunFolder(folder / "stopped")) == test_run.gold(RunFolder(folder / REUSED))

@@ -49,9 +49,34 @@ def on_rank(rank, cases):
     return {case: step(case, ranks) for case in cases}
 
 
-@pytest.mark.parametrize(("world_size", "cases"), [(2, tuple(CASES)), (3, ("reference", "reused"))])
-def test_a_step_of_several_processes_is_that_of_one(world_size, cases, tmp_path):
-    found = run_ranks(on_rank, world_size, tmp_path, cases)
+def all_on_rank(rank):
+    """Everything that two ranks are asked here, one after the other: starting them takes longer than that."""
+    return {
+        "steps": on_rank(rank, CASES),
+        "out of memory": out_of_memory_on_one(rank),
+        "not finite": non_finite_on_one(rank),
+        "stop": stop_on_one(rank),
+    }
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What each of two ranks found."""
+    return run_ranks(all_on_rank, 2, tmp_path_factory.mktemp("two"))
+
+
+def test_a_step_of_two_processes_is_that_of_one(two):
+    compare(CASES, [found["steps"] for found in two])
+
+
+@pytest.mark.slow
+def test_a_step_of_three_processes_is_that_of_one(tmp_path):
+    cases = ("reference", "reused")
+    compare(cases, run_ranks(on_rank, 3, tmp_path, cases))
+
+
+def compare(cases, found):
+    """Hold the steps that ranks made to those of one process."""
     for case in cases:
         gradients, metrics, advantages = step(case)
         for by_case in found:
@@ -65,7 +90,6 @@ def test_a_step_of_several_processes_is_that_of_one(world_size, cases, tmp_path)
 
 def updater_that_fails(rank, failing, error):
     """An updater whose first micro-batch fails on one rank, once."""
-    Accelerator(cpu=True)
     updater = rig.make_updater(tiny.qwen2(), ranks=join_ranks(), max_tokens=64)
     policy_forward, failed = updater.policy.forward, []
 
@@ -85,9 +109,9 @@ def out_of_memory_on_one(rank):
     return gradient, updater.max_tokens
 
 
-def test_out_of_memory_on_one_rank_makes_all_take_smaller_micro_batches(tmp_path):
+def test_out_of_memory_on_one_rank_makes_all_take_smaller_micro_batches(two):
     expected, _, _ = rig.gradient_of_update(rig.make_updater(tiny.qwen2()), rig.make_experience())
-    for gradient, max_tokens in run_ranks(out_of_memory_on_one, 2, tmp_path):
+    for gradient, max_tokens in (found["out of memory"] for found in two):
         assert rig.relative(gradient, expected) < 1e-5
         assert max_tokens == 32
 
@@ -101,8 +125,8 @@ def non_finite_on_one(rank):
         return f"{type(error).__name__}: {error}", torch.equal(before, rig.flat(updater.policy.model))
 
 
-def test_a_number_that_is_not_finite_on_one_rank_stops_all_before_the_update(tmp_path):
-    (first, first_same), (second, second_same) = run_ranks(non_finite_on_one, 2, tmp_path)
+def test_a_number_that_is_not_finite_on_one_rank_stops_all_before_the_update(two):
+    (first, first_same), (second, second_same) = (found["not finite"] for found in two)
     assert first == "NeighbourError: rank 1 ended the run: step 1: the loss is nan"
     assert second == "NonFiniteError: step 1: the loss is nan"
     assert first_same
@@ -110,7 +134,6 @@ def test_a_number_that_is_not_finite_on_one_rank_stops_all_before_the_update(tmp
 
 
 def stop_on_one(rank):
-    Accelerator(cpu=True)
     updater = rig.make_updater(tiny.qwen2(), ranks=join_ranks(), max_tokens=64)
     if rank == 1:
         updater.stop.request("SIGUSR1")
@@ -121,5 +144,5 @@ def stop_on_one(rank):
         return stop.signal_name, torch.equal(before, rig.flat(updater.policy.model))
 
 
-def test_a_stop_on_one_rank_discards_the_step_on_all(tmp_path):
-    assert run_ranks(stop_on_one, 2, tmp_path) == [("SIGUSR1", True), ("SIGUSR1", True)]
+def test_a_stop_on_one_rank_discards_the_step_on_all(two):
+    assert [found["stop"] for found in two] == [("SIGUSR1", True), ("SIGUSR1", True)]
