@@ -57,7 +57,7 @@ SET_FAULTS = {
     "rewards[0].function.x=2": "--set rewards[0].function.x=2: rewards: there is nothing below 'accuracy_reward' to set `x` in.",
     "num_generations=1": "--set num_generations=1: generation.num_generations: must be at least 2, got 1: a lone completion has nothing to be compared with (leave-one-out).",
     "per_device_train_batch_size=3": "--set per_device_train_batch_size=3: training.per_device_train_batch_size: 3 × 1 process × gradient_accumulation_steps 1 = 3 completions a step, which num_generations 2 does not divide. Nearest that work: per_device_train_batch_size 2 or 4, or gradient_accumulation_steps 2, or `prompts_per_step: 2` in place of both.",
-    "push_to_hub=true": "--set push_to_hub=true: push_to_hub: `true` is not in this version: `final/` is a folder that `hf upload` takes. Remove the key, or write TRL's default, false.",
+    "use_dora=true": "--set use_dora=true: use_dora: `true` is not in this version: write `use_rslora`, or plain LoRA. Remove the key, or write TRL's default, false.",
     "run_name=\udcff": "--set run_name=\\udcff: is not UTF-8.",
 }
 

@@ -12,9 +12,11 @@ import torch
 from colocated import KEY, PROMPTS, build, engine_for, forward_logits, requests, tokens_of
 
 from rloo_cli.errors import EngineError, NonFiniteError, RecipeError
+from rloo_cli.recipe.schema import ModelSection
 from rloo_cli.rollout.engine import RandomKey, SamplingParams
 from rloo_cli.rollout.transformers_engine import TransformersEngine
 from rloo_cli.rollout.transforms import transform
+from rloo_cli.training.adapter import add_adapter, plain_tensors
 from rloo_cli.training.microbatches import GroupRows, build_scoring_batch
 from rloo_cli.training.policy import Policy
 from rloo_cli.types import FinishReason
@@ -61,6 +63,24 @@ def generated(model, prompts=PROMPTS, tokens=24):
     """Greedy completions by transformers' own generate."""
     outputs = [model.generate(torch.tensor([p]), max_new_tokens=tokens, do_sample=False)[0, len(p) :].tolist() for p in prompts]
     return [[tuple(output)] for output in outputs]
+
+
+def test_an_adapter_reaches_the_engine_in_the_weights(engine, shape):
+    """After each update of the adapter what is sampled is the adapted model's: greedy tokens, and log-probs to rounding."""
+    section = ModelSection(model_name_or_path="base", use_peft=True, lora_target_modules=["all-linear"])
+    model, generator = add_adapter(build(shape, spread=4.0), section, seed=1), torch.Generator().manual_seed(2)
+    for version in (400, 401):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.requires_grad:
+                    parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator))
+        engine.load_weights(plain_tensors(model), version)
+        assert greedy(engine) == generated(model) != generated(build(shape, spread=4.0))
+        (group,) = engine.generate(requests(PROMPTS[:1]), SamplingParams(max_new_tokens=16), KEY)
+        for completion in group:
+            logits = forward_logits(model, PROMPTS[0], completion).log_softmax(-1)
+            expected = logits.gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
+            assert torch.allclose(torch.tensor(completion.logprobs), expected, atol=1e-4)
 
 
 def test_greedy_completions_follow_five_updates(engine, shape):
