@@ -280,3 +280,36 @@ def test_functions_of_this_process_alone_are_not_given_to_others(tmp_path):
     with pytest.raises(RefusedError, match="2 processes cannot be started with the reward function `reward`"):
         trainer(tmp_path / "run", lambda completions, **kwargs: [0.0] * len(completions), fields={"num_processes": 2}).train(quiet=True)
     assert not (tmp_path / "run").exists()
+
+
+def test_a_lora_config_of_peft_is_the_fields_that_it_says(tmp_path):
+    peft = pytest.importorskip("peft", reason="peft is not installed")
+    config = peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"], task_type="CAUSAL_LM")
+    base = str(SMOKE.parent / "quickstart" / "model")
+    rows = [{"prompt": [{"role": "user", "content": "Write."}]}] * 4
+    lengths = lambda completions, **kwargs: [float(len(c[0]["content"])) for c in completions]  # noqa: E731
+    made = trainer(tmp_path / "run", lengths, model=base, data=rows, peft_config=config, fields={"random_weights": False})
+    assert made.train(quiet=True).global_step == 2
+    model = yaml.safe_load((tmp_path / "run" / "recipe.yaml").read_text())["model"]
+    assert model.items() >= {"use_peft": True, "lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0}.items()
+    assert sorted(model["lora_target_modules"]) == ["q_proj", "v_proj"]
+    with pytest.raises(RecipeError, match="`init_lora_weights` of LoraConfig is no field"):
+        trainer(tmp_path / "other", peft_config=peft.LoraConfig(init_lora_weights="pissa"))
+
+
+def test_rewards_are_named_in_every_way_that_a_recipe_knows():
+    named = ["accuracy_reward", "my_rewards.score", "some/reward-model", {"function": letters, "weight": 2, "on_error": "unscored"}]
+    entries = RLOOTrainer(MODEL, named, RLOOConfig(reward_weights=[1, 2, 3, 4]), "some/data")._rewards.entries
+    assert [entry.get("function") or entry.get("model") for entry in entries] == [
+        "accuracy_reward",
+        "my_rewards.score",
+        "some/reward-model",
+        "rloo_cli.rewards.given.letters",
+    ]
+    assert [entry["weight"] for entry in entries] == [1, 2, 3, 4]
+    assert entries[3]["on_error"] == "unscored"
+
+
+def test_rewards_of_the_config_are_those_of_the_trainer():
+    made = RLOOTrainer(MODEL, None, RLOOConfig(reward_funcs=["think_format_reward"], reward_weights=[0.5]), "some/data")
+    assert made._rewards.entries == [{"function": "think_format_reward", "weight": 0.5}]
