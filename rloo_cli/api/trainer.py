@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import itertools
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -19,7 +16,8 @@ from rloo_cli.api.functions import Rewards, rewards_of
 from rloo_cli.api.inputs import Inputs, as_dataset, own_template, with_model
 from rloo_cli.api.output import TrainerState, TrainOutput, read_output, read_state
 from rloo_cli.api.plain import CONFIG, plain
-from rloo_cli.errors import InterruptedTwiceError, RecipeError, RefusedError, RlooError, StoppedError
+from rloo_cli.api.session import environment_kept, in_python, leave_of_program, next_place, outside_of_loops, program
+from rloo_cli.errors import RecipeError, RefusedError
 from rloo_cli.launch.cluster import MachineOptions
 from rloo_cli.launch.export import refuse_occupied
 from rloo_cli.launch.first_start import WRONG_BEFORE_TRAINING
@@ -37,16 +35,6 @@ from rloo_cli.run.folder import RunFolder
 from rloo_cli.run.manifest import MANIFEST_NAME
 from rloo_cli.trl_import.objects import lora_fields
 
-IN_PYTHON: Mapping[str, str] = {
-    "--resume=auto": "train(resume_from_checkpoint=True)",
-    "--resume=STEP": "train(resume_from_checkpoint=STEP)",
-    "--resume": "train(resume_from_checkpoint=True)",
-    "--output-dir": "output_dir",
-    "--trust-remote-code": "trust_remote_code=True",
-    "--code-dir": "the program's folder",
-    "--set": "RLOOConfig's",
-}
-"""Options of the command line that errors name → what says the same here."""
 NOT_OFFERED: Mapping[str, str] = {
     "callbacks": "metrics.jsonl and trackers have every step, and a reward function can log through `log_metric`",
     "optimizers": "`optim`, `learning_rate` and `lr_scheduler_type` choose them",
@@ -54,9 +42,6 @@ NOT_OFFERED: Mapping[str, str] = {
     "reward_processing_classes": "a reward model is named, and its own tokenizer read",
 }
 """Arguments of TRL's trainer that are refused where they are given → what stands in their place."""
-_OPTION = re.compile("|".join(re.escape(option) for option in sorted(IN_PYTHON, key=len, reverse=True)))
-_turns = itertools.count()
-"""Numbers the trainings of this process; a launcher's processes all come here in the same order."""
 
 
 class RLOOTrainer:
@@ -102,7 +87,7 @@ class RLOOTrainer:
         if args is not None and not isinstance(args, RLOOConfig):
             raise RecipeError(f"args: {type(args).__module__}.{type(args).__name__} is not rloo_cli.RLOOConfig.")
         self.args = args if args is not None else RLOOConfig()
-        self._code_dir, self._program = _program()
+        self._code_dir, self._program = program()
         self._rewards = self._rewards_of(reward_funcs)
         self._inputs, self._fields = self._taken(model, train_dataset, eval_dataset, processing_class)
         self._fields |= _peft(peft_config)
@@ -119,7 +104,7 @@ class RLOOTrainer:
             StoppedError: a signal, Ctrl-C among them, came; a checkpoint is saved.
             RlooError: each kind as the command line has it.
         """
-        with _environment_kept(), _outside_of_loops(), _in_python(), given(self._rewards.functions):
+        with environment_kept(), outside_of_loops(), in_python(), given(self._rewards.functions):
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see cli/app.py; too late where torch is loaded, and harmless
             return read_output(self._train(_resume_text(resume_from_checkpoint), quiet=quiet))
 
@@ -187,7 +172,7 @@ class RLOOTrainer:
     # --- training ----------------------------------------------------------------------------------------------------------------
 
     def _train(self, resume: str | None, *, quiet: bool) -> RunFolder:
-        place = _place()
+        place = next_place()
         if place is not None and place.rank > 0:
             self._folder = train_as_told(place) or self._folder or RunFolder(Path(self.args.output_dir or "."))
             return self._folder
@@ -209,7 +194,7 @@ class RLOOTrainer:
                 if not quiet:
                     self._tell(checked, *([away] if away else []))
                 train = launcher_of(checked, place)
-                train(checked, target, trust_remote_code=self.args.trust_remote_code, quiet=quiet, leave=_leave())
+                train(checked, target, trust_remote_code=self.args.trust_remote_code, quiet=quiet, leave=leave_of_program())
                 if checked.loaded.recipe.run.push_to_hub:
                     _upload(checked, target.folder)
         return target.folder
@@ -291,64 +276,10 @@ def _peft(config: Any) -> dict[str, Any]:
     return fields
 
 
-def _program() -> tuple[Path, str]:
-    """(the folder of the program that runs, its name): of a notebook or a prompt, the working folder."""
-    file = getattr(sys.modules["__main__"], "__file__", None)
-    return (Path(file).resolve().parent, Path(file).stem) if file else (Path.cwd(), "notebook")
-
-
-def _place() -> Place | None:
-    place, turn = place_of(os.environ), next(_turns)
-    return None if place is None else replace(place, turn=turn)
-
-
-def _leave() -> Callable[[], None] | None:
-    """What a second Ctrl-C may do where nothing else helps: end a program, but not the session of a notebook."""
-    return None if hasattr(sys.modules["__main__"], "__file__") else lambda: None
-
-
 def _resume_text(resume: bool | int | str | os.PathLike[str] | None) -> str | None:
     if resume is None or resume is False:
         return None
     return "latest" if resume is True else os.fspath(resume) if not isinstance(resume, int) else str(resume)
-
-
-@contextlib.contextmanager
-def _environment_kept() -> Iterator[None]:
-    """Puts environment variables back after the block: a training takes those that accelerate would act on."""
-    before = dict(os.environ)
-    try:
-        yield
-    finally:
-        for name in os.environ.keys() - before.keys():
-            del os.environ[name]
-        os.environ.update(before)
-
-
-@contextlib.contextmanager
-def _outside_of_loops() -> Iterator[None]:
-    """Lets the block run event loops of its own where this thread is inside of one, as the cells of a notebook are; that one waits anyway."""
-    loop = asyncio._get_running_loop()
-    asyncio._set_running_loop(None)
-    try:
-        yield
-    finally:
-        asyncio._set_running_loop(loop)
-        if loop is not None:
-            asyncio.set_event_loop(loop)
-
-
-@contextlib.contextmanager
-def _in_python() -> Iterator[None]:
-    """Has errors name what is said in Python where they name options of the command line."""
-    try:
-        yield
-    except RlooError as error:
-        message = _OPTION.sub(lambda option: IN_PYTHON[option[0]], error.message)
-        if isinstance(error, StoppedError | InterruptedTwiceError) and "resume_from_checkpoint" not in message:
-            message += " To go on: train(resume_from_checkpoint=True)."
-        error.message, error.args = message, (message,)
-        raise
 
 
 def _copy(source: Path, target: Path) -> None:
