@@ -177,11 +177,14 @@ def test_a_rank_that_is_killed_ends_the_command_which_names_it_and_resume_goes_o
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("who", ["launcher", "one rank", "whole group twice"])
+@pytest.mark.parametrize("who", ["launcher", "launcher, one rank asleep", "one rank", "whole group twice"])
 def test_a_stop_is_agreed_on_and_resume_ends_as_the_run_that_was_never_stopped(whole, tmp_path, who):
     started = Started(arguments(tmp_path / "run", "--num-processes", "2"), step=6)
     if who == "launcher":
         os.kill(started.process.pid, signal.SIGUSR1)
+    elif who == "launcher, one rank asleep":
+        os.kill(started.ranks()[1], signal.SIGSTOP)
+        os.kill(started.process.pid, signal.SIGTERM)
     elif who == "one rank":
         os.kill(started.ranks()[1], signal.SIGTERM)
     else:  # a batch system signals every process
