@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from rloo_cli.launch.given import Place
     from rloo_cli.launch.machines import Lead
     from rloo_cli.plan.prepare import CheckedRecipe
+    from rloo_cli.recipe.schema import RunSection
     from rloo_cli.run.folder import RunFolder
 
 ResumeOption = Annotated[
@@ -223,6 +224,7 @@ def _checked(request: _Request, place: Place | None) -> tuple[CheckedRecipe, Clu
 
 def _decide(request: _Request, checked: CheckedRecipe, others: Place | Lead | None) -> None:
     """Choose the run folder and train in it, with the others if there are some."""
+    from rloo_cli.launch.hub import check_hub, is_missing_there
     from rloo_cli.launch.launcher import launcher_of
     from rloo_cli.launch.local import nothing_left
     from rloo_cli.launch.target import choose_target
@@ -239,14 +241,32 @@ def _decide(request: _Request, checked: CheckedRecipe, others: Place | Lead | No
     if target.finished and nothing_left(checked, target.folder):
         if others is not None:
             others.tell_nothing()
-        typer.echo(f"{visible(str(folder))}: finished already, nothing to do")
+        if is_missing_there(loaded.recipe.run, target.folder):
+            check_hub(loaded, target.folder)
+            _upload(request, loaded.recipe.run, target.folder)
+        else:
+            typer.echo(f"{visible(str(folder))}: finished already, nothing to do")
         return
+    away = check_hub(loaded, target.folder)
     if not request.quiet:
-        for notice in loaded.notices:
+        for notice in [*loaded.notices, *([away] if away else [])]:
             typer.echo(f"note: {notice}", err=True)
     with _way_on_told(request, target.folder):
         launcher_of(checked, others)(checked, target, trust_remote_code=request.trust_remote_code, quiet=request.quiet)
+    if loaded.recipe.run.push_to_hub:
+        _upload(request, loaded.recipe.run, target.folder)
     typer.echo(f"done: {visible(str(folder))} (metrics.jsonl, rollouts/, final/)")
+
+
+def _upload(request: _Request, run: RunSection, folder: RunFolder) -> None:
+    """Bring the final model to the hub, and say what came of it."""
+    from rloo_cli.launch.hub import upload_final
+    from rloo_cli.run.visible import visible
+
+    with _way_on_told(request, folder):
+        upload = upload_final(run, folder)
+    if not (upload.is_done and request.quiet):
+        typer.echo(visible(upload.line), err=not upload.is_done)
 
 
 @contextlib.contextmanager

@@ -118,6 +118,11 @@ class RunFolder:
         return self.path / "trackers.json"
 
     @property
+    def hub(self) -> Path:
+        """Where on the hub the final model was uploaded to."""
+        return self.path / "hub.json"
+
+    @property
     def lock_file(self) -> Path:
         """Held while a run uses the folder."""
         return self.path / ".lock"

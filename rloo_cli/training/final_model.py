@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -24,13 +24,22 @@ from rloo_cli.training.model_files import (
 )
 from rloo_cli.training.strategy import Strategy
 
+CARD = "README.md"
+
 
 def save_final_model(
-    folder: RunFolder, strategy: Strategy, tokenizer: PreTrainedTokenizerBase, *, step: int, ranks: Ranks, beside: Sequence[Path] = ()
+    folder: RunFolder,
+    strategy: Strategy,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    step: int,
+    ranks: Ranks,
+    card: Callable[[], str],
+    beside: Sequence[Path] = (),
 ) -> None:
-    """Write model, configuration, generation configuration and tokenizer, or adapter and tokenizer; complete or not at all; a collective.
+    """Write model, configuration, generation configuration and tokenizer, or adapter and tokenizer, and a card; complete or not at all; a collective.
 
-    `beside`: files that are copied into it, a vision-language model's processor.
+    `card` gives the text of README.md, on the main rank; `beside`: files that are copied into it, a vision-language model's processor.
 
     Raises:
         StorageError: it could not be written; the last checkpoint stands.
@@ -38,12 +47,20 @@ def save_final_model(
     """
     model = strategy.policy.model
     if strategy.name == "ddp":
-        ranks.together(lambda: _save_own(folder, model, tokenizer, beside, step=step) if ranks.is_main else None)
+        ranks.together(lambda: _save_own(folder, model, tokenizer, beside, card, step=step) if ranks.is_main else None)
     else:
-        _save_gathered(folder, strategy, model, tokenizer, step=step, ranks=ranks)
+        _save_gathered(folder, strategy, model, tokenizer, card, step=step, ranks=ranks)
 
 
-def _save_own(folder: RunFolder, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, beside: Sequence[Path], *, step: int) -> None:
+def _save_own(
+    folder: RunFolder,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    beside: Sequence[Path],
+    card: Callable[[], str],
+    *,
+    step: int,
+) -> None:
     with _folder(folder, step) as files:
         if is_adapted(model):
             write_adapter(files, adapter_document(model), published(model))
@@ -51,6 +68,7 @@ def _save_own(folder: RunFolder, model: PreTrainedModel, tokenizer: PreTrainedTo
             model.save_pretrained(files.path)
         tokenizer.save_pretrained(files.path)
         copy_files(beside, files.path)
+        files.write(CARD, card())
 
 
 def _folder(folder: RunFolder, step: int) -> AtomicFolder:
@@ -58,14 +76,21 @@ def _folder(folder: RunFolder, step: int) -> AtomicFolder:
 
 
 def _save_gathered(
-    folder: RunFolder, strategy: Strategy, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, *, step: int, ranks: Ranks
+    folder: RunFolder,
+    strategy: Strategy,
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    card: Callable[[], str],
+    *,
+    step: int,
+    ranks: Ranks,
 ) -> None:
     """Write what no rank has as a whole, or not in float32 (ZeRO's weights under bf16): the tensors are gathered twice, since a file begins with what will be in it."""
     plan = plan_weights(as_published(model, strategy.named_tensors()))
     with contextlib.ExitStack() as stack:
         files = ranks.together(lambda: stack.enter_context(_with_room(folder, plan, step)) if ranks.is_main else None)
         tensors = as_published(model, strategy.named_tensors())
-        ranks.together(lambda: _write(stack, files, plan, tensors, model, tokenizer))
+        ranks.together(lambda: _write(stack, files, plan, tensors, model, tokenizer, card))
 
 
 def _with_room(folder: RunFolder, plan: Plan, step: int) -> AtomicFolder:
@@ -80,6 +105,7 @@ def _write(
     tensors: Iterator[Named],
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
+    card: Callable[[], str],
 ) -> None:
     """Take part in gathering every tensor, and write them where there is a folder to write to."""
     try:
@@ -87,6 +113,7 @@ def _write(
             if files is not None:
                 write_weights(files, plan, tensors)
                 save_description(files.path, model, tokenizer, dtype=plan.dtype)
+                files.write(CARD, card())
     finally:
         for _ in tensors:  # also after an error, since the other ranks gather with this one
             pass

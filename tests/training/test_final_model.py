@@ -53,9 +53,10 @@ def expect_model(folder, model):
 @pytest.mark.parametrize("model", [tiny.qwen2, tiny.llama], ids=["tied", "untied"])
 def test_a_gathered_model_is_the_model(tmp_path, model):
     strategy = Gathering(model())
-    save_final_model(RunFolder(tmp_path), strategy, tiny.byte_tokenizer(), step=3, ranks=ALONE)
+    save_final_model(RunFolder(tmp_path), strategy, tiny.byte_tokenizer(), step=3, ranks=ALONE, card=lambda: "# a card\n")
     assert RunFolder(tmp_path).finished_step() == 3
     assert RunFolder(tmp_path).final_damage() is None
+    assert (tmp_path / "final" / "README.md").read_text() == "# a card\n"
     expect_model(tmp_path / "final", strategy.policy.model)
 
 
@@ -84,7 +85,7 @@ def saving(rank, folder):
             atomic.fs = disk
         strategy, error = Gathering(tiny.qwen2(), ranks.barrier), ""
         try:
-            save_final_model(RunFolder(Path(folder)), strategy, tiny.byte_tokenizer(), step=3, ranks=ranks)
+            save_final_model(RunFolder(Path(folder)), strategy, tiny.byte_tokenizer(), step=3, ranks=ranks, card=lambda: "# a card\n")
         except (StorageError, NeighbourError) as raised:
             error = type(raised).__name__
         told.append([error, strategy.passes, [path.name for path in Path(folder).iterdir()]])

@@ -241,7 +241,7 @@ def in_bf16(rank, strategy, folder):
     made.algorithm = made.algorithm.model_copy(update={"beta": 0.1})
     start = rig.whole(made.strategy)
     moved, after, _ = rig.gradient_of_update(made, rig.make_experience())
-    save_final_model(RunFolder(folder), made.strategy, tiny.byte_tokenizer(), step=1, ranks=ranks)
+    save_final_model(RunFolder(folder), made.strategy, tiny.byte_tokenizer(), step=1, ranks=ranks, card=str)
     weights = {name: tensor.clone() for name, tensor in made.strategy.named_tensors()}
     return torch.equal(start, before), after.kl_PG.abs().max(), moved.norm(), weights
 
