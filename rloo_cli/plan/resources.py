@@ -84,7 +84,7 @@ def _memory_document(
     own = next(verdict for verdict in verdicts if verdict.strategy == spread.strategy)
     return {
         "parameters": shape.parameters,
-        "dtype": f"weights {recipe.model.dtype}, computing in {'bfloat16' if work.low_precision else recipe.model.dtype}",
+        "dtype": f"{_trained(work)}weights {recipe.model.dtype}, computing in {'bfloat16' if work.low_precision else recipe.model.dtype}",
         "bytes": own.bytes,
         "device": device.name,
         "is_named": device.is_named,
@@ -94,6 +94,10 @@ def _memory_document(
         "fits": own.fits,
         "change": advice(verdicts, spread),
     }
+
+
+def _trained(work: Workload) -> str:
+    return f"an adapter of {work.adapter_parameters / 1e6:,.2f} M beside them, " if work.adapter_parameters else ""
 
 
 def _host_document(shape: ModelShape, work: Workload, spread: Spread, device: DeviceMemory) -> dict[str, Any]:

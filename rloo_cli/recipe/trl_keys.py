@@ -341,6 +341,7 @@ OTHER_KEYS: Mapping[str, TrlKey] = {
     "fsdp_transformer_layer_cls_to_wrap": _later(None, needs="fsdp"),
     "wandb_log_unique_prompts": _no_effect(None),
     "dataset_num_proc": _no_effect(None),
+    "vllm_lora_sync": _refused("merge", "vLLM gets the weights with the adapter in them; an adapter by itself is not offered"),
     "vllm_device": _refused("auto", "it is the trainer's in colocate mode, and set by CUDA_VISIBLE_DEVICES for `rloo vllm-serve`"),
     "vllm_dtype": _refused("auto", "it is that of sampling here: bfloat16 with `bf16`, else float32; `rloo vllm-serve` has --dtype"),
     "vllm_importance_sampling_correction": _refused(False, "write `importance_sampling_correction: truncate`"),

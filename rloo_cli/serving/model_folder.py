@@ -42,6 +42,7 @@ def _read_config(folder: Path) -> dict[str, Any]:
     path = folder / "config.json"
     if not path.is_file():
         runs = " (a run folder? Its model is in final/)" if (folder / "recipe.yaml").exists() else ""
+        runs = " (an adapter: serve the model that it belongs to)" if (folder / "adapter_config.json").exists() else runs
         raise RefusedError(f"--model {folder}: no config.json in this folder{runs}.")
     try:
         with path.open(encoding="utf-8") as file:

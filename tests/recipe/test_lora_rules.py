@@ -10,6 +10,7 @@ REFUSED = {
     "use_peft: true\nrandom_weights: true": "model.use_peft: an adapter belongs to weights that can be loaded again",
     "use_peft: true\nlora_r: 0": "model.lora_r: must be at least 1, got 0",
     "use_peft: true\nlora_dropout: 1": "model.lora_dropout: must be at least 0 and below 1, got 1",
+    "use_peft: true\nvllm_lora_sync: adapter": "vllm_lora_sync: `adapter` is refused: vLLM gets the weights with the adapter in them",
     "use_peft: maybe": "model.use_peft: expected true or false",
     "use_peft: true\nlora_target_modules: {a: 1}": "model.lora_target_modules: expected a list",
 }
