@@ -109,6 +109,9 @@ def notes(recipe: Recipe, batch: BatchPlan) -> list[str]:
             "async_steps: each batch is sampled by the weights of one step before; a row's term carries its ratio to the sampler, capped at "
             f"{algorithm.importance_sampling_cap:g}, and nothing is clipped. With vLLM a resumed run has the same prompts and seeds, not the same bits."
         )
+    if recipe.run.push_to_hub:
+        where = recipe.run.hub_model_id or "a repository named like the run's folder"
+        found.append(f"push_to_hub: after the last step final/ is uploaded to {where}; `rloo train` looks at the token before it begins.")
     found += _dynamic_sampling(recipe, batch)
     if algorithm.beta > 0 and algorithm.normalize_advantages:
         found.append(
