@@ -13,7 +13,8 @@ from typing import Any
 import torch
 import torch.multiprocessing as mp
 
-SECONDS = 120
+SECONDS = 240
+"""For all ranks to end: minutes on a machine with much else to do, and below the limit of a test."""
 
 
 def free_port() -> int:
