@@ -146,12 +146,13 @@ class Progress:
         if "reward" in row:
             self._rewards = (*self._rewards, row["reward"])[-REWARDS_KEPT:]
         if self._live is None or self._step % self._logging_steps == 0 or self._step == self._total:
-            self._print(self.step_line(self._console.width if self._console.is_terminal else None))
+            self._print(self.step_line(self._width()))
 
     def evaluation(self, row: Mapping[str, float]) -> None:
         """Show an evaluation by its row of metrics."""
         self._evaluation = dict(row)
-        self._print(f"step {int(row['step'])}/{self._total} | evaluation | {evaluation_values(row)}")
+        head, width = f"step {int(row['step'])}/{self._total} | evaluation | ", self._width()
+        self._print(head + evaluation_values(row, width - len(head) if width is not None else None))
 
     def note(self, message: str) -> None:
         """Show a message of its own, above the live view."""
@@ -195,6 +196,10 @@ class Progress:
             phase_seconds=now - since,
         )
         return view_lines(shown, width=width, height=height)
+
+    def _width(self) -> int | None:
+        """Columns that a line may have; None where lines do not wrap."""
+        return self._console.width if self._console.is_terminal else None
 
     def _print(self, message: str) -> None:
         self._last_sign = self._clock()

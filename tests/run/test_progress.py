@@ -124,6 +124,13 @@ def test_on_a_terminal_a_steps_line_has_what_fits(clock, width):
         assert line == "step 1/300 | reward 0.500 | length 33.2 | tok/s 1234 | kl 0.0100 | 9m 58s left"
 
 
+def test_on_a_terminal_an_evaluations_line_has_what_fits(clock):
+    console = Console(file=io.StringIO(), force_terminal=True, width=60, height=10)
+    row = {"step": 5, "eval/reward": 0.75, "eval/rewards/right/mean": 0.5, "eval/prompts": 8.0}
+    Progress(10, console=console, clock=clock).evaluation(row)
+    assert console.file.getvalue() == "step 5/10 | evaluation | reward 0.7500 | right 0.5000\n"
+
+
 def test_a_live_view_takes_the_consoles_messages_and_gives_them_back(clock):
     console = LastingConsole(file=io.StringIO(), force_terminal=True, width=80, height=24, color_system=None)
     with Progress(3, console=console, clock=clock, logging_steps=10) as progress:
