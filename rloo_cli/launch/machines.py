@@ -78,7 +78,8 @@ class Lead:
                 text = dump_job(job)
                 atomic.write_file(attempt / JOB_FILE, text)
                 self.meeting.speak(JOB, folder=str(Path.cwd()), attempt=str(attempt), job=_digest(text))
-                _train(self.meeting, checked, attempt, stop)
+                with stop.telling(lambda line: None):  # the main rank, which has the terminal, tells
+                    _train(self.meeting, checked, attempt, stop)
 
 
 @contextlib.contextmanager

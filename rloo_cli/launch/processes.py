@@ -51,7 +51,11 @@ def train_in_processes(
     """
     count = checked.loaded.num_processes
     gpus = gpus_for(count)
-    with held(target) as (attempt, notes), logging_to(attempt / "launch.log", environment=os.environ), StopSignal(leave=leave) as stop:
+    with (
+        held(target) as (attempt, notes),
+        logging_to(attempt / "launch.log", environment=os.environ),
+        StopSignal(leave=leave, tells=False) as stop,
+    ):
         notes = (*notes, f"{count} processes train together, {'a GPU each' if gpus else 'on the CPU'}", *crowding_told(count, gpus))
         job = new_job(checked, target, attempt, notes, trust_remote_code=trust_remote_code, quiet=quiet)
         logger.info("%s", shlex.join(job.command))

@@ -23,7 +23,7 @@ LAUNCHER = "RLOO_LAUNCHER"
 
 def run(job_file: Path, *, rank: int) -> int:
     """The exit code of a rank's part of a job."""
-    with StopSignal(is_led=True) as stop:
+    with StopSignal(is_led=True, tells=rank == 0) as stop:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)  # held back by the launcher until they would be heard
         try:
             train_rank(read_job(job_file.read_text(encoding="utf-8"), rank=rank), stop)

@@ -169,8 +169,12 @@ def _labelled(label: str, text: str) -> Text:
 
 def _phases(row: Mapping[str, float]) -> str:
     seconds = [(name, row[f"perf/seconds/{name}"]) for name in PHASES if f"perf/seconds/{name}" in row]
-    whole = f"{row['perf/seconds/step']:.2f} s: " if "perf/seconds/step" in row else ""
-    return whole + ", ".join(f"{name} {value:.2f}" for name, value in seconds) if seconds else ""
+    whole = f"{_short(row['perf/seconds/step'])} s: " if "perf/seconds/step" in row else ""
+    return whole + " ".join(f"{name} {_short(value)}" for name, value in seconds) if seconds else ""
+
+
+def _short(seconds: float) -> str:
+    return f"{seconds:.2f}" if seconds < 10 else f"{seconds:.0f}"
 
 
 def _sample(sample: Sample, width: int, lines: int) -> list[Text]:

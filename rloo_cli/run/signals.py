@@ -46,17 +46,20 @@ class StopSignal:
     installed: then, and before the block, only `request` sets the flag.
 
     A rank of several takes its launcher's word for a second one (`is_led`): the first may reach it twice, from the launcher and from
-    whoever signals all processes.
+    whoever signals all processes. Of such ranks the main one shows that a signal was heard (`tells`), as it has the terminal.
 
     Example: `with StopSignal() as stop: … stop.check() …`
     """
 
-    def __init__(self, *, leave: Callable[[], None] | None = None, grace_seconds: float = GRACE_SECONDS, is_led: bool = False) -> None:
+    def __init__(
+        self, *, leave: Callable[[], None] | None = None, grace_seconds: float = GRACE_SECONDS, is_led: bool = False, tells: bool = True
+    ) -> None:
         self.received: str | None = None
         """Name of the first signal, `SIGTERM`; None = go on."""
         self._leave = leave or leave_now
         self._grace_seconds = grace_seconds
         self._is_led = is_led
+        self._tells = tells
         self._interrupts = 0
         self._is_at_once = False
         self._old: dict[signal.Signals, Any] = {}
@@ -113,7 +116,7 @@ class StopSignal:
         is_first = self.received is None
         self.request(signal.Signals(number).name)
         self._interrupts += number == signal.SIGINT and not self._is_led
-        if is_first and not self._is_led:
+        if is_first and self._tells:
             self._tell(f"{self.received}: stopping, what was trained is saved; a second Ctrl-C leaves at once")
         if number == signal.SIGINT and self._interrupts == 2:
             raise InterruptedTwiceError(LEFT_AT_ONCE)

@@ -47,7 +47,7 @@ def test_the_view_has_every_part():
         "step 12/40  ━━━━━━━─────────────────  30%  1m 05s, 2m 30s left",
         "reward     0.500  ▁█▄  0.25 to 0.75",
         "           length 33.2 | tok/s 1234 | kl 0.0100 | loss -0.2500 | grad 1.500",
-        "step took  2.50 s: generate 1.00, reward 0.12, train 1.25, sync 0.01",
+        "step took  2.50 s: generate 1.00 reward 0.12 train 1.25 sync 0.01",
         "evaluation step 10: reward 0.7500 | right 0.5000 | 8 prompts",
         "now        generate 7s",
         rule + "─" * (79 - len(rule)),
