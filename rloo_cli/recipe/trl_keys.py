@@ -178,7 +178,7 @@ _RLOO: dict[str, TrlKey] = {
     "use_transformers_paged": _no_effect(False),
 }
 
-_NO_COMPILER = "micro-batches are packed without padding, each of a shape of its own, for which torch would compile anew"
+_NO_COMPILER = "packed micro-batches differ in shape from step to step, with which compiled models have not been tried"
 
 _TRAINING: dict[str, TrlKey] = {
     "output_dir": _honoured(None),
