@@ -120,14 +120,9 @@ def test_final_loads_in_peft_with_the_model_and_by_itself(tmp_path, monkeypatch,
     assert torch.equal(alone(IDS).logits, beside(IDS).logits)
     assert not torch.allclose(alone(IDS).logits, tiny.qwen2()(IDS).logits)
     assert not any(parameter.requires_grad for parameter in beside.parameters())
-    assert {file.name for file in final.iterdir()} == {
-        "adapter_config.json",
-        "adapter_model.safetensors",
-        "chat_template.jinja",
-        "manifest.json",
-        "tokenizer.json",
-        "tokenizer_config.json",
-    }
+    names = {file.name for file in final.iterdir()}
+    assert names >= {"adapter_config.json", "adapter_model.safetensors", "manifest.json", "tokenizer.json", "tokenizer_config.json"}
+    assert not names & {"config.json", "model.safetensors"}
 
 
 def greedy(folder):
