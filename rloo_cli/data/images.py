@@ -130,7 +130,7 @@ def decode_image(image: EncodedImage) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
-            opened = Image.open(io.BytesIO(image.data))
+            opened = Image.open(io.BytesIO(image.data), mode="r")
             opened.load()
     except (OSError, ValueError, SyntaxError, ArithmeticError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"holds bytes that are no image: {' '.join(str(error).split())[:200]}") from error

@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from rloo_cli.data.chat import load_tokenizer
@@ -14,7 +15,7 @@ from rloo_cli.recipe.json_schema import json_schema
 from rloo_cli.recipe.load import load_recipe
 from rloo_cli.rewards.accuracy import accuracy_reward
 from rloo_cli.rewards.python_tests import python_tests_reward
-from rloo_cli.rewards.resolve import check_arguments, find_reward
+from rloo_cli.rewards.models import check_entry, find_entry
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 SHIPPED = sorted(path for path in RECIPES.rglob("*.yaml"))
@@ -70,14 +71,17 @@ def test_schema_file_is_what_the_command_prints():
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.relative_to(RECIPES).as_posix())
 def test_rewards_exist_and_fit_the_embedded_columns(path):
     recipe = load_recipe(path).recipe
-    data = Path(recipe.data.dataset_name)
+    names = [recipe.data.dataset_name] if recipe.data.dataset_name is not None else [entry.path for entry in recipe.data.datasets]
+    data = Path(names[0])
     columns = None
     if data.exists():
         file = data if data.is_file() else data / "train.jsonl"
-        columns = set.intersection(*(set(row) for row in rows_of(file))) - {recipe.data.prompt_column}
+        if file.exists():
+            columns = set.intersection(*(set(row) for row in rows_of(file))) - {recipe.data.prompt_column}
+        else:
+            columns = set(pq.read_schema(data / "train.parquet").names) - {recipe.data.prompt_column}
     for entry in recipe.rewards:
-        source = find_reward(entry.function, code_dir=path.parent)
-        check_arguments(source, columns=columns, kwargs=entry.kwargs)
+        check_entry(entry, find_entry(entry, code_dir=path.parent), columns=columns)
 
 
 @pytest.mark.parametrize("name", LOCAL)
