@@ -69,7 +69,7 @@ class Updater:
         self,
         *,
         accelerator: Accelerator,
-        reference: Policy | None,
+        reference: Scorer | None,
         algorithm: AlgorithmSection,
         settings: UpdateSettings,
         strategy: Strategy,
