@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_recipe_does_what_its_comments_say(tmp_path):
-    command = [sys.executable, "-m", "rloo_cli", "train", "recipes/mixture.yaml", "--output-dir", str(tmp_path / "run")]
+    command = [sys.executable, "-m", "rloo_cli", "train", "recipes/experts.yaml", "--output-dir", str(tmp_path / "run")]
     done = subprocess.run(command, cwd=ROOT, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
@@ -25,7 +25,7 @@ def test_the_recipe_does_what_its_comments_say(tmp_path):
 
 def test_its_tokenizer_is_the_quickstarts_and_it_has_no_weights():
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        assert (ROOT / "recipes" / "mixture" / "model" / name).read_bytes() == (
+        assert (ROOT / "recipes" / "experts" / "model" / name).read_bytes() == (
             ROOT / "recipes" / "quickstart" / "model" / name
         ).read_bytes()
-    assert not list((ROOT / "recipes" / "mixture").rglob("*.safetensors"))
+    assert not list((ROOT / "recipes" / "experts").rglob("*.safetensors"))
