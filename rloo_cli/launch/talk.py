@@ -193,7 +193,11 @@ class Speaker:
 
     def _render(self, prompt: PromptContent) -> str:
         from rloo_cli.data.chat import render_prompt
+        from rloo_cli.data.multimodal import in_parts
+        from rloo_cli.rollout.visual import reads_images
 
+        if not isinstance(prompt, str) and reads_images(self._engine.model):
+            prompt = in_parts(prompt, 0)  # as training writes them: templates of such models go through the parts
         kwargs = self._recipe.data.chat_template_kwargs if self._recipe is not None else {}
         return render_prompt(prompt, tokenizer=self._tokenizer, template_kwargs=kwargs)
 

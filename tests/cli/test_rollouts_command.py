@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from written_runs import FAMILY, HOSTILE, WIDE, row, write_failed_facts, write_run
 
 from rloo_cli.cli.app import exit_code_of
-from rloo_cli.types import FinishReason
+from rloo_cli.types import EncodedImage, FinishReason
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 
@@ -390,3 +390,12 @@ def test_looking_changes_nothing(finished, capsys):
     for command in (["ls"], ["stats"], ["show"]):
         output_of(capsys, *command, str(finished))
     assert {path: path.stat().st_mtime_ns for path in finished.rglob("*")} == before
+
+
+def test_show_names_the_images_of_a_prompt_and_their_places(tmp_path, capsys):
+    image = EncodedImage(data=b"abc", name="cats/a.png", digest="unused")
+    prompt = [{"role": "user", "content": [{"type": "text", "text": "Is "}, {"type": "image"}, {"type": "text", "text": " a cat?"}]}]
+    write_run(tmp_path / "run", s3=[row(prompt=prompt, images=(image,)), row(prompt=prompt)])
+    shown = output_of(capsys, "show", str(tmp_path / "run"), "--step", "3")
+    assert "Is [image] a cat?" in shown
+    assert "image 1  cats/a.png, 3 bytes, sha256 ba7816bf8f01" in shown  # of "abc"

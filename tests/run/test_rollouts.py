@@ -10,7 +10,7 @@ from failpoints import FailingFileSystem, leftovers
 from rloo_cli.errors import StorageError
 from rloo_cli.run import atomic
 from rloo_cli.run.rollouts import COLUMNS, RolloutRow, write_rollouts
-from rloo_cli.types import FinishReason
+from rloo_cli.types import EncodedImage, FinishReason
 
 
 def row(**changes):
@@ -109,3 +109,12 @@ def test_a_full_disk_leaves_no_half_file(tmp_path, monkeypatch):
     with pytest.raises(StorageError, match=r"000001\.parquet"):
         write_rollouts(tmp_path / "000001.parquet", [row()])
     assert list(tmp_path.iterdir()) == leftovers(tmp_path) == []
+
+
+def test_images_stand_in_the_first_row_of_their_group_and_come_back(tmp_path):
+    image = EncodedImage(data=b"of a file", name="a.png", digest="d")
+    write_rollouts(tmp_path / "x.parquet", [row(images=(image, image)), row(), row(prompt_row=9)])
+    table = pq.read_table(tmp_path / "x.parquet")
+    assert [cell and len(cell) for cell in table.column("images").to_pylist()] == [2, None, None]
+    write_rollouts(tmp_path / "y.parquet", [row()])
+    assert "images" not in pq.read_table(tmp_path / "y.parquet").column_names

@@ -12,6 +12,7 @@ from rloo_cli.data.chat import load_tokenizer
 from rloo_cli.data.images import read_images
 from rloo_cli.data.processor import visual_processor
 from rloo_cli.errors import RecipeError
+from rloo_cli.launch.talk import Speaker, choose_subject
 from rloo_cli.recipe.schema import ModelSection, TrainingSection
 from rloo_cli.rollout.engine import GenerationRequest, RandomKey, SamplingParams
 from rloo_cli.rollout.transformers_engine import TransformersEngine
@@ -233,3 +234,9 @@ def test_a_placeholder_among_sampled_tokens_is_a_token_like_any_other(family):
     expected = torch.cat([token_by_token(family, group.prompt_ids, ids, group.visual) for group in groups for ids in group.completion_ids])
     for layout in family.layouts:
         assert (scored(family.policy(layout), groups) - expected).abs().max() < TOLERANCE
+
+
+def test_talking_writes_the_prompt_as_training_does(family):
+    speaker = Speaker(choose_subject(str(family.folder), checkpoint=None), seed=0, trust_remote_code=False)
+    (answer,) = speaker.answer([[{"role": "user", "content": "hello"}]], SamplingParams(max_new_tokens=3), 1)
+    assert answer.prompt_text == "<|im_start|>user\nhello<|im_end|>\n<|im_start|>assistant\n"
