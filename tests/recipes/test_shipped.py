@@ -14,8 +14,8 @@ from rloo_cli.data.dataset import load_prompts
 from rloo_cli.recipe.json_schema import json_schema
 from rloo_cli.recipe.load import load_recipe
 from rloo_cli.rewards.accuracy import accuracy_reward
-from rloo_cli.rewards.python_tests import python_tests_reward
 from rloo_cli.rewards.models import check_entry, find_entry
+from rloo_cli.rewards.python_tests import python_tests_reward
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 SHIPPED = sorted(path for path in RECIPES.rglob("*.yaml"))
