@@ -34,7 +34,7 @@ class ModelSection(Section):
     )
     attn_implementation: Literal["sdpa", "eager"] | None = Field(
         None,
-        description="Attention of plain passes, by its name in transformers; null = the model's own choice. Packed passes have one of their own, and are taken under `layout: auto` only where they agree with it.",
+        description="Attention of plain passes, by its name in transformers; null = the model's own choice, and eager where the model caps its attention scores (Gemma 2), which sdpa leaves out. Packed passes have one of their own, and are taken under `layout: auto` only where they agree with it.",
     )
     random_weights: bool = Field(
         False,

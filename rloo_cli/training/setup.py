@@ -101,11 +101,16 @@ def load(inputs: TrainingInputs) -> PreTrainedModel:
 def _prepared(inputs: TrainingInputs, model: PreTrainedModel) -> PreTrainedModel:
     if inputs.recipe.training.disable_dropout:
         disable_dropout(model)
-    if (attention := inputs.recipe.model.attn_implementation) is not None:
+    if (attention := inputs.recipe.model.attn_implementation or _needed_attention(model)) is not None:
         model.set_attn_implementation(attention)
     if (section := inputs.recipe.model).use_peft:
         add_adapter(model, section, seed=inputs.recipe.training.seed)
     return model
+
+
+def _needed_attention(model: PreTrainedModel) -> str | None:
+    """eager where the model caps its attention scores (Gemma 2), which transformers' sdpa leaves out without a word; else its own choice."""
+    return "eager" if getattr(model.config.get_text_config(), "attn_logit_softcapping", None) else None
 
 
 def make_policy(inputs: TrainingInputs, model: PreTrainedModel) -> Policy:
