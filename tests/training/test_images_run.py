@@ -64,12 +64,18 @@ def folder(request, tmp_path_factory):
     return path
 
 
-def start(folder, path, monkeypatch, *, stop_at=None, resume=None, **changes):
-    recipe, signal, run = recipe_of(folder, **changes), StopSignal(), RunFolder(path)
-    run.prepare()
+def read(folder, recipe):
+    """Tokenizer, processor and prompts."""
     tokenizer = load_tokenizer(recipe.model)
     visual = visual_processor(recipe.model, AutoConfig.from_pretrained(folder / "model"), tokenizer, trust_remote_code=False)
     prompts = load_prompts(recipe.data, split="train", tokenizer=tokenizer, max_prompt_tokens=400, max_samples=None, visual=visual)
+    return tokenizer, visual, prompts
+
+
+def start(folder, path, monkeypatch, *, stop_at=None, resume=None, **changes):
+    recipe, signal, run = recipe_of(folder, **changes), StopSignal(), RunFolder(path)
+    run.prepare()
+    tokenizer, visual, prompts = read(folder, recipe)
     with Progress(STEPS, console=Console(quiet=True)) as progress:
         monkeypatch.setattr(progress, "step", lambda row, *_: signal.request("SIGTERM") if row["step"] == stop_at else None)
         train(
@@ -161,12 +167,8 @@ def test_the_final_folder_loads_with_its_processor(folder, finished):
 
 def test_what_images_cannot_be_combined_with(folder):
     recipe = recipe_of(folder, generation__use_vllm=True)
-
-    class WithImages:
-        has_images, source = True, "train.jsonl"
-
-    with pytest.raises(RecipeError, match=r"^generation.use_vllm: train.jsonl has images, with which vLLM is not used"):
-        check_engine_of_images(recipe, WithImages())
+    with pytest.raises(RecipeError, match=r"^generation.use_vllm: .*data:train has images, with which vLLM is not used"):
+        check_engine_of_images(recipe, read(folder, recipe)[2])
     for strategy in ("fsdp2", "zero2", "zero3"):
         with pytest.raises(RecipeError, match=rf"^run.accelerate_config: {strategy} is not for vision-language models"):
             check_vision(recipe, strategy)
