@@ -60,17 +60,27 @@ def label(case: tuple[Path, str]) -> str:
     return f"{page.name}:{text.splitlines()[0][:50]}"
 
 
+def completed(text: str, snippet: dict) -> str:
+    """The snippet with what every recipe needs and it leaves out."""
+    flat = {"model_name_or_path": "model", "dataset_name": "data", "reward_funcs": "rewards"}
+    given = {flat.get(key, key) for key in snippet}
+    extra = {key: value for key, value in BASE.items() if key not in given}
+    if "model_name_or_path" not in snippet.get("model", {"model_name_or_path": ""}):
+        snippet["model"] |= BASE["model"]
+        text = yaml.safe_dump(snippet)
+    return text + "\n" + (yaml.safe_dump(extra) if extra else "")
+
+
 @pytest.mark.parametrize("case", recipe_snippets(), ids=label)
 def test_every_recipe_snippet_loads(case, tmp_path):
     _, text = case
     snippet = yaml.safe_load(text)
     (tmp_path / "base.yaml").write_text(yaml.safe_dump(BASE))
     (tmp_path / "prompts.jsonl").write_text('{"prompt": "x"}\n')
-    flat = {"model_name_or_path": "model", "dataset_name": "data", "reward_funcs": "rewards"}
-    given = {flat.get(key, key) for key in snippet}
-    extra = {} if "extends" in snippet else {key: value for key, value in BASE.items() if key not in given}
+    for folder in ("quickstart", "mixture"):
+        (tmp_path / folder).symlink_to(ROOT / "recipes" / folder)
     recipe = tmp_path / "snippet.yaml"
-    recipe.write_text(text + "\n" + (yaml.safe_dump(extra) if extra else ""))
+    recipe.write_text(text if "extends" in snippet else completed(text, snippet))
     load_recipe(recipe)
 
 
