@@ -44,7 +44,7 @@ NOT_RUN = {
         "rloo doctor --server http://gpu2:8000 --key-file key": MACHINES,
         "rloo --install-completion": "writes to the shell's own start-up file; tests/cli/test_completion.py does it in a home folder of its own",
     },
-    "lora.md": {'pip install "rloo[peft]"': INSTALLS},
+    "lora.md": {'pip install "rloo[peft]"': INSTALLS, "python benchmarks/lora.py": LONG},
     "hub.md": {"hf upload my-team/my-model runs/mine/final . --exclude manifest.json": "uploads to the hub"},
     "images.md": {"from datasets import Dataset, Image, List": "opens a viewer of pictures"},
     "looking.md": {"rloo generate runs/quick --interactive": STAYS},
