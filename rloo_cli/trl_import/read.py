@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rloo_cli.errors import RefusedError
+from rloo_cli.errors import RecipeError, RefusedError
 from rloo_cli.recipe.fields import LEAVES, REWARD_LEAVES
 from rloo_cli.recipe.trl_keys import RENAMED, Treatment, known_key
 from rloo_cli.trl_import.data import data_fields
 from rloo_cli.trl_import.functions import Rewards, reward_entries
 from rloo_cli.trl_import.objects import init_fields, lora_fields
-from rloo_cli.trl_import.scope import Script, Unread
+from rloo_cli.trl_import.scope import TOO_DEEP, Script, Unread
 from rloo_cli.trl_import.values import Values, text_of
 
 TRAINER, CONFIG = "RLOOTrainer", "RLOOConfig"
@@ -52,6 +52,13 @@ def read_script(path: Path, *, module_name: str) -> Found:
         RecipeError: the file cannot be read.
         RefusedError: it makes no RLOOTrainer, or several.
     """
+    try:
+        return _read(path, module_name)
+    except RecursionError as error:
+        raise RecipeError(f"{path}: {TOO_DEEP}.") from error
+
+
+def _read(path: Path, module_name: str) -> Found:
     script = Script.read(path)
     trainers = script.calls(TRAINER)
     if len(trainers) != 1:

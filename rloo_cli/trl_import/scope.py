@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import io
+import stat
+import tokenize
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +15,9 @@ from rloo_cli.errors import RecipeError
 BRANCHES = (ast.If, ast.For, ast.While, ast.Try, ast.With, ast.AsyncFor, ast.AsyncWith, ast.Match)
 DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 PARSERS = ("parse_args", "parse_args_and_config", "parse_args_into_dataclasses", "parse_known_args")
+LARGEST_SCRIPT = 1 << 20
+"""Bytes; more than any program that a person wrote."""
+TOO_DEEP = "its expressions are nested too deeply to be read"
 
 
 class Unread(Exception):
@@ -62,13 +68,15 @@ class Script:
             RecipeError: it cannot be read, or is no Python.
         """
         try:
-            source = path.read_text(encoding="utf-8")
+            source = _source(path)
             tree = ast.parse(source, str(path))
         except OSError as error:
             raise RecipeError(f"{path}: {error.strerror}.") from error
         except SyntaxError as error:
             raise RecipeError(f"{path}:{error.lineno or 1}: {error.msg}.") from error
-        except (ValueError, RecursionError, MemoryError) as error:
+        except (RecursionError, MemoryError) as error:
+            raise RecipeError(f"{path}: {TOO_DEEP}.") from error
+        except ValueError as error:
             raise RecipeError(f"{path}: no Python source: {error}.") from error
         script = cls(path, source, tree)
         script._note(tree.body, is_certain=True, is_top=True)
@@ -190,3 +198,22 @@ def _bound(statement: ast.stmt) -> Iterator[tuple[str, ast.expr | None]]:
         yield from ((argument.arg, default) for argument, default in zip(with_default, statement.args.defaults, strict=True))
     elif isinstance(statement, ast.For | ast.AsyncFor):
         yield from ((part.id, None) for part in ast.walk(statement.target) if isinstance(part, ast.Name))
+
+
+def _source(path: Path) -> str:
+    """The text of a script, in the encoding that its first lines declare: UTF-8 without a word, as Python has it.
+
+    Raises:
+        OSError: it cannot be read.
+        RecipeError: it is no regular file, which might never end, or too large.
+        SyntaxError, UnicodeDecodeError: it is not in that encoding.
+    """
+    mode = path.stat().st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # of a folder, opening it tells
+        raise RecipeError(f"{path}: is not a regular file; a script is one.")
+    with path.open("rb") as file:
+        data = file.read(LARGEST_SCRIPT + 1)
+    if len(data) > LARGEST_SCRIPT:
+        raise RecipeError(f"{path}: is larger than 1 MiB; a script that trains is a short file.")
+    encoding, _ = tokenize.detect_encoding(io.BytesIO(data).readline)
+    return io.TextIOWrapper(io.BytesIO(data), encoding).read()

@@ -1,6 +1,7 @@
 """`rloo import-trl`: what is read of a script, what is said of the rest, and that nothing of it runs."""
 
 import importlib.util
+import os
 import textwrap
 from pathlib import Path
 
@@ -198,6 +199,10 @@ REFUSED = {
     "two trainers": (f"{HEAD}RLOOTrainer()\nRLOOTrainer()\n", "makes 2 RLOOTrainers (lines 3, 4)"),
     "no Python": ("def\n", "train.py:1: invalid syntax"),
     "not text": ("\0", "train.py"),
+    "too deep": (f"{HEAD}x = {'+'.join('1' * 5000)}\n", "its expressions are nested too deeply"),
+    "long chains": (f"{HEAD}RLOOTrainer(model=m{'.b' * 700})\n", "its expressions are nested too deeply"),
+    "too large": ("x = 1\n" * 200_000, "larger than 1 MiB"),
+    "no encoding": ("# coding: nosuch\n", "train.py:1: unknown encoding: nosuch"),
 }
 
 
@@ -209,3 +214,22 @@ def test_a_script_that_is_no_training_is_refused_in_a_line(tmp_path, capsys, tex
     assert message in error
     assert len(error.splitlines()) == 1
     assert not (tmp_path / "train.yaml").exists()
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless"])
+def test_what_never_ends_is_not_read(tmp_path, capsys, kind):
+    script = tmp_path / "train.py"
+    if kind == "pipe":
+        os.mkfifo(script)
+    else:
+        script.symlink_to("/dev/zero")
+    assert exit_code_of(["import-trl", str(script)]) == 2
+    assert "train.py: is not a regular file" in capsys.readouterr().err
+
+
+def test_a_script_is_read_in_the_encoding_that_it_declares(tmp_path):
+    (tmp_path / "train.py").write_text(
+        f"# -*- coding: latin-1 -*-\n{HEAD}config = RLOOConfig(run_name='caf\xe9')\n{TRAINER}", encoding="latin-1"
+    )
+    done = import_script(tmp_path / "train.py", None)
+    assert yaml.safe_load(done.recipe.read_text(encoding="utf-8"))["run"]["run_name"] == "caf\xe9"
