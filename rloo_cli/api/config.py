@@ -36,7 +36,7 @@ class RLOOConfig:
         """
         given = fields if output_dir is None else {"output_dir": output_dir, **fields}
         given = {name: plain(name, value) for name, value in _expanded(given).items()}
-        self.trust_remote_code = bool(given.pop("trust_remote_code", False))
+        self.trust_remote_code = _flag("trust_remote_code", given.pop("trust_remote_code", False))
         self._given: Mapping[str, Any] = given
         self._loaded = self._checked()
 
@@ -55,6 +55,9 @@ class RLOOConfig:
                 None if name in STAND_INS and not self.is_given(name) else getattr(getattr(self._loaded.recipe, LEAVES[name].section), name)
             )
         raise AttributeError(f"{CONFIG} has no field `{name}`")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _remade, ({**self._given, "trust_remote_code": self.trust_remote_code},)
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *LEAVES]
@@ -77,6 +80,18 @@ class RLOOConfig:
 def read_text(text: str, *, num_processes: int) -> LoadedRecipe:
     """The recipe of this text, its errors placed at `RLOOConfig`; relative paths begin in the working folder."""
     return load_recipe(Path.cwd() / CONFIG, text=text, num_processes=num_processes)
+
+
+def _remade(fields: Mapping[str, Any]) -> RLOOConfig:
+    """A config out of a pickle or a copy, checked anew."""
+    return RLOOConfig(**fields)
+
+
+def _flag(name: str, value: Any) -> bool:
+    """A field that allows something, hence takes no text: `"no"` would be true."""
+    if not isinstance(value, bool):
+        raise RecipeError(f"{CONFIG}: {name}: expected true or false, got {value!r}.")
+    return value
 
 
 def _expanded(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -84,18 +84,33 @@ def as_dataset(name: str, value: Any) -> Dataset | None:
 
     Raises:
         RecipeError: it is none.
+        DataError: the rows are of values that make no table.
     """
     import datasets
 
     if value is None or isinstance(value, datasets.Dataset):
         return value
     if isinstance(value, list) and value and all(isinstance(row, dict) for row in value):
-        return datasets.Dataset.from_list(value)
+        return _rows(name, value)
     if isinstance(value, datasets.IterableDataset):
         raise RecipeError(f"{CONFIG}: {name}: an IterableDataset cannot be kept for a resumed run: name its files or id in `dataset_name`.")
     if isinstance(value, dict):
         raise RecipeError(f"{CONFIG}: {name}: several splits were given ({', '.join(map(str, value))}): give one of them.")
     raise RecipeError(f"{CONFIG}: {name}: {type(value).__name__} is no Dataset.")
+
+
+def _rows(name: str, rows: list[dict[Any, Any]]) -> Dataset:
+    """A list of rows as a `Dataset`; one that no table can hold is told of, not its conversion."""
+    import datasets
+    import pyarrow as pa
+
+    try:
+        return datasets.Dataset.from_list(rows)
+    except RecursionError as error:
+        raise DataError(f"{CONFIG}: {name}: a value holds itself, or is nested too deeply.") from error
+    except (pa.ArrowException, ValueError, TypeError, OverflowError, AttributeError) as error:
+        reason = (str(error).splitlines() or [type(error).__name__])[0]
+        raise DataError(f"{CONFIG}: {name}: the rows make no table, in which a column has one type: {reason}.") from error
 
 
 def with_model(model: Any, tokenizer: Any) -> tuple[Any, Any]:

@@ -8,11 +8,12 @@ import itertools
 import os
 import re
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from rloo_cli.errors import InterruptedTwiceError, RlooError, StoppedError
+from rloo_cli.errors import InterruptedTwiceError, RefusedError, RlooError, StoppedError
 from rloo_cli.launch.given import Place, place_of
 
 IN_PYTHON: Mapping[str, str] = {
@@ -26,6 +27,7 @@ IN_PYTHON: Mapping[str, str] = {
 }
 """Options of the command line that errors name → what says the same here."""
 _OPTION = re.compile("|".join(re.escape(option) for option in sorted(IN_PYTHON, key=len, reverse=True)))
+_training = threading.Lock()
 _turns = itertools.count()
 """Numbers the trainings of this process; a launcher's processes all come here in the same order."""
 
@@ -45,6 +47,21 @@ def next_place() -> Place | None:
 def leave_of_program() -> Callable[[], None] | None:
     """What a second Ctrl-C may do where nothing else helps: end a program, but not the session of a notebook."""
     return None if hasattr(sys.modules["__main__"], "__file__") else lambda: None
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """Holds the process for one training: devices, precision and environment variables are the whole process's.
+
+    Raises:
+        RefusedError: another is under way, in a thread or around this one.
+    """
+    if not _training.acquire(blocking=False):
+        raise RefusedError("another training is under way in this process: wait until it has ended, or start a process for each.")
+    try:
+        yield
+    finally:
+        _training.release()
 
 
 @contextlib.contextmanager

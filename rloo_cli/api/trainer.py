@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import operator
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -16,7 +17,7 @@ from rloo_cli.api.functions import Rewards, rewards_of
 from rloo_cli.api.inputs import Inputs, as_dataset, own_template, with_model
 from rloo_cli.api.output import TrainerState, TrainOutput, read_output, read_state
 from rloo_cli.api.plain import CONFIG, plain
-from rloo_cli.api.session import environment_kept, in_python, leave_of_program, next_place, outside_of_loops, program
+from rloo_cli.api.session import alone, environment_kept, in_python, leave_of_program, next_place, outside_of_loops, program
 from rloo_cli.errors import RecipeError, RefusedError
 from rloo_cli.launch.cluster import MachineOptions
 from rloo_cli.launch.export import refuse_occupied
@@ -101,10 +102,11 @@ class RLOOTrainer:
             quiet: whether nothing is printed but errors.
 
         Raises:
+            RefusedError: another training is under way in this process, or output_dir is not what it has to be.
             StoppedError: a signal, Ctrl-C among them, came; a checkpoint is saved.
             RlooError: each kind as the command line has it.
         """
-        with environment_kept(), outside_of_loops(), in_python(), given(self._rewards.functions):
+        with alone(), environment_kept(), outside_of_loops(), in_python(), given(self._rewards.functions):
             os.environ.setdefault("GOMP_SPINCOUNT", "1000")  # see cli/app.py; too late where torch is loaded, and harmless
             return read_output(self._train(_resume_text(resume_from_checkpoint), quiet=quiet))
 
@@ -279,7 +281,13 @@ def _peft(config: Any) -> dict[str, Any]:
 def _resume_text(resume: bool | int | str | os.PathLike[str] | None) -> str | None:
     if resume is None or resume is False:
         return None
-    return "latest" if resume is True else os.fspath(resume) if not isinstance(resume, int) else str(resume)
+    if resume is True:
+        return "latest"
+    with contextlib.suppress(TypeError):
+        return str(operator.index(resume))  # type: ignore[arg-type]  # numpy's whole numbers, too
+    if isinstance(resume, str | os.PathLike) and isinstance(path := os.fspath(resume), str):
+        return path
+    raise RecipeError(f"resume_from_checkpoint: expected true, a step or a checkpoint's folder, got {resume!r}.")
 
 
 def _copy(source: Path, target: Path) -> None:

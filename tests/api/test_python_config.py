@@ -2,6 +2,7 @@
 
 import enum
 import os
+import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,13 @@ def test_keys_of_trl_mean_what_they_mean_in_a_file():
     assert RLOOConfig(trust_remote_code=True).trust_remote_code
 
 
+def test_a_config_goes_through_a_pickle():
+    config = RLOOConfig(learning_rate=1e-3, trust_remote_code=True)
+    again = pickle.loads(pickle.dumps(config))
+    assert again.given == config.given
+    assert (again.learning_rate, again.trust_remote_code) == (1e-3, True)
+
+
 FAULTS = {
     "a typo": ({"num_generatoins": 8}, "RLOOConfig: num_generatoins: unknown field. Did you mean `num_generations`?"),
     "a word": ({"learning_rate": "fast"}, "RLOOConfig: training.learning_rate: expected a number, got 'fast'."),
@@ -43,6 +51,7 @@ FAULTS = {
     "an object": ({"optim": object()}, "RLOOConfig: optim: builtins.object is an object that no recipe can hold."),
     "of GRPO": ({"loss_type": "dapo"}, "RLOOConfig: loss_type: `dapo` is refused: it is an option of GRPO"),
     "a batch": ({"num_generations": 3, "per_device_train_batch_size": 8}, "RLOOConfig: training.per_device_train_batch_size:"),
+    "a permission": ({"trust_remote_code": "no"}, "RLOOConfig: trust_remote_code: expected true or false, got 'no'."),
     "in kwargs": ({"model_init_kwargs": {"device": "cuda"}}, "RLOOConfig: model_init_kwargs: `device` is no field of a recipe"),
     "twice": (
         {"dtype": "float32", "model_init_kwargs": {"dtype": "bfloat16"}},

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from rloo_cli import RLOOConfig, RLOOTrainer
 from rloo_cli.cli.app import exit_code_of
-from rloo_cli.errors import RecipeError, RefusedError, RewardError, StoppedError
+from rloo_cli.errors import DataError, RecipeError, RefusedError, RewardError, StoppedError
 
 SMOKE = Path(__file__).resolve().parents[2] / "recipes" / "smoke"
 MODEL = str(SMOKE / "model")
@@ -268,6 +268,44 @@ def test_arguments_that_cannot_be_used_are_refused_at_once(changes, kind, messag
     given = {"model": MODEL, "reward_funcs": letters, "train_dataset": prompts(), **changes}
     with pytest.raises(kind, match=message):
         RLOOTrainer(**given | ({"args": RLOOConfig(**args)} if isinstance(args, dict) else {}))
+
+
+ENDLESS: list[object] = []
+ENDLESS.append(ENDLESS)
+NO_TABLE = {
+    "two types": [{"prompt": "a", "n": 1}, {"prompt": "b", "n": "x"}],
+    "an object": [{"prompt": "a", "n": object()}],
+    "no name": [{"prompt": "a", 3: 1}],
+    "half a character": [{"prompt": "\ud800"}],
+    "itself": [{"prompt": "a", "n": ENDLESS}],
+}
+
+
+@pytest.mark.parametrize("rows", NO_TABLE.values(), ids=NO_TABLE)
+def test_rows_that_make_no_table_are_told_in_a_line(rows):
+    with pytest.raises(DataError, match=r"\ARLOOConfig: train_dataset: [^\n]*\Z"):
+        RLOOTrainer(model=MODEL, reward_funcs=letters, train_dataset=rows)
+
+
+@pytest.mark.parametrize("resume", [1.5, b"x", object()])
+def test_what_no_checkpoint_is_named_by_is_refused(tmp_path, resume):
+    with pytest.raises(RecipeError, match="resume_from_checkpoint: expected true, a step or a checkpoint's folder"):
+        trainer(tmp_path / "run").train(resume_from_checkpoint=resume)
+
+
+def test_two_trainings_of_one_process_are_not_under_way_at_once(tmp_path):
+    refused = []
+
+    def nested(completions, **kwargs):
+        with pytest.raises(RefusedError, match="another training is under way in this process") as caught:
+            trainer(tmp_path / "inner").train(quiet=True)
+        refused.append(caught)
+        return [float(len(text)) for text in completions]
+
+    trainer(tmp_path / "run", nested).train(quiet=True)
+    assert refused
+    assert not (tmp_path / "inner").exists()
+    trainer(tmp_path / "inner").train(quiet=True)
 
 
 def test_a_recipe_of_a_program_says_so_where_it_is_run_without_it(tmp_path, capsys):
