@@ -144,6 +144,21 @@
       return last.length > 1 ? last[last.length - 2].length > 12 ? last[last.length - 2] : last[0] : last[0] || "";
     }
 
+    function picture([address, width, height], i) {
+      const image = make("img", Math.max(width, height) <= 64 ? "tiny" : "");
+      image.src = address;
+      image.alt = `image ${i + 1} of the prompt, ${width} × ${height} pixels`;
+      image.title = `${width} × ${height} pixels`;
+      return image;
+    }
+
+    function pictures(group) {
+      if (!group.ni) return null;
+      const left = group.ni - group.im.length;
+      const rest = left ? make("span", "empty", `${left} of ${group.ni} image${group.ni > 1 ? "s" : ""} not shown`) : null;
+      return make("div", "images", ...group.im.map(picture), rest);
+    }
+
     function list() {
       const matches = filter(), which = field("step").value;
       const steps = which === "all" ? run().steps : [run().steps[Number(which)]];
@@ -157,7 +172,7 @@
       const low = Math.min(0, ...rewards), high = Math.max(...rewards);
       byId("groups").replaceChildren(...listed.slice(0, 400).map((entry, i) => {
         const where = which === "all" ? `step ${entry.step.label} · ` : "";
-        const button = make("button", "", make("div", "line", make("span", "", `${where}row ${entry.group.row} · mean ${shown(mean(entry.group))}`), bars(entry.group, low, high)), make("div", "snippet", snippet(entry.group)));
+        const button = make("button", "", make("div", "line", make("span", "", `${where}row ${entry.group.row} · mean ${shown(mean(entry.group))}`), bars(entry.group, low, high)), make("div", "snippet", entry.group.im && entry.group.im.length ? picture(entry.group.im[0], 0) : null, snippet(entry.group)));
         button.addEventListener("click", () => show(i));
         return button;
       }));
@@ -195,7 +210,7 @@
       prompt.dir = "ltr";
       const rest = group.size > group.c.length ? ` · ${group.c.length} of ${group.size} completions` : "";
       const matches = filter();
-      byId("group").replaceChildren(make("h3", "", `Step ${step.label} · prompt row ${group.row} · group ${group.i + 1} of ${step.of}${rest}`), prompt, make("div", "cards", ...group.c.map((completion, k) => card(completion, k, most, matches))));
+      byId("group").replaceChildren(make("h3", "", `Step ${step.label} · prompt row ${group.row} · group ${group.i + 1} of ${step.of}${rest}`), ...[pictures(group)].filter(Boolean), prompt, make("div", "cards", ...group.c.map((completion, k) => card(completion, k, most, matches))));
     }
 
     function move(by) {

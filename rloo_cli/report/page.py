@@ -21,13 +21,13 @@ from rloo_cli.report.curves import Drawing, draw
 from rloo_cli.report.health import Finding, examine
 from rloo_cli.report.panels import Panel, make_panels
 from rloo_cli.report.run_view import RunView
-from rloo_cli.report.sample import BUDGET, Sample, rounded, sample_rollouts
+from rloo_cli.report.sample import BUDGET, IMAGE_BUDGET, Album, Sample, rounded, sample_rollouts
 from rloo_cli.report.settings import environment_settings, recipe_settings
 from rloo_cli.report.verdict import figures, verdict
 from rloo_cli.run.visible import visible
 
 MOST_DATA = 3_000_000
-"""Bytes of the packed data, of which base64 makes a third more; where they are more, the sample of rollouts is made smaller."""
+"""Bytes of the packed data, of which base64 makes a third more; where they are more, the sample of rollouts is made smaller: fewer images first."""
 UNITS_UNSAID = ("reward", "share", "loss", "norm", "rate", "its own")
 """Units that say no more than the key."""
 
@@ -103,9 +103,11 @@ def _hover(panel: Panel, drawing: Drawing) -> dict[str, Any]:
 
 def _packed(views: Sequence[RunView], curves: Sequence[Mapping[str, Any]]) -> tuple[list[Sample], str]:
     """Samples of the runs, and all of the page's data as base64 of gzipped JSON."""
-    budget = BUDGET
+    budget, image_budget, album = BUDGET, IMAGE_BUDGET, Album()
     while True:
-        samples = [sample_rollouts(view, budget=budget // len(views)) for view in views]
+        samples = [
+            sample_rollouts(view, budget=budget // len(views), image_budget=image_budget // len(views), album=album) for view in views
+        ]
         runs = [
             {"name": visible(view.name), "steps": sample.steps, "special": sample.special_tokens}
             for view, sample in zip(views, samples, strict=True)
@@ -114,7 +116,10 @@ def _packed(views: Sequence[RunView], curves: Sequence[Mapping[str, Any]]) -> tu
         data = gzip.compress(text.encode(), compresslevel=9, mtime=0)
         if len(data) <= MOST_DATA or budget < BUDGET // 100:
             return samples, base64.b64encode(data).decode()
-        budget //= 2
+        if image_budget and any("im" in group for sample in samples for step in sample.steps for group in step["groups"]):
+            image_budget = image_budget // 2 if image_budget > IMAGE_BUDGET // 8 else 0
+        else:
+            budget //= 2
 
 
 def _smoothing(views: Sequence[RunView]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ from typing import Any
 from rloo_cli.errors import RefusedError, StorageError
 from rloo_cli.inspect.rollout_files import RolloutFile, RolloutKind
 from rloo_cli.inspect.stored import REWARDS, group_bounds, read_table
+from rloo_cli.inspect.thumbnails import Thumbnail, make_thumbnail
 from rloo_cli.inspect.token_text import TokenText, tokenizer_of_run
 from rloo_cli.report.run_view import RunView
 from rloo_cli.run.visible import visible
@@ -24,7 +26,11 @@ MOST_CHARACTERS, FEWEST_CHARACTERS = 12_000, 400
 """Of a text, as far as the budget goes; of longer ones beginning and end are kept."""
 BUDGET = 6_000_000
 """Characters of all texts of all runs together."""
-COLUMNS = ("prompt_row", "prompt_text", "completion", "finish_reason", "reward", "advantage", REWARDS)
+IMAGE_BUDGET = 2_000_000
+"""Characters of all images of all runs together."""
+MOST_IMAGES = 4
+"""Of a prompt."""
+COLUMNS = ("prompt_row", "prompt_text", "images", "completion", "finish_reason", "reward", "advantage", REWARDS)
 """The start of the names of what is read; `completion` brings the token ids."""
 
 Json = dict[str, Any]
@@ -42,14 +48,30 @@ class Sample:
     """Sentences about files that cannot be read."""
 
 
-def sample_rollouts(view: RunView, *, budget: int = BUDGET) -> Sample:
-    """Groups of a run's rollout files; where the budget of characters would be passed, fewer of each step."""
-    tokens = _tokens(view)
+class Album:
+    """Small copies of the images of rollouts, each made once, whatever budget it is asked for under."""
+
+    def __init__(self) -> None:
+        self._made: dict[bytes, Thumbnail | None] = {}
+
+    def copy_of(self, data: bytes) -> Thumbnail | None:
+        """None where the bytes are no image."""
+        name = hashlib.sha256(data).digest()
+        if name not in self._made:
+            self._made[name] = make_thumbnail(data)
+        return self._made[name]
+
+
+def sample_rollouts(view: RunView, *, budget: int = BUDGET, image_budget: int = IMAGE_BUDGET, album: Album | None = None) -> Sample:
+    """Groups of a run's rollout files; where the budget of characters would be passed, fewer of each step, or fewer with their images."""
+    tokens, album = _tokens(view), album or Album()
     steps, gaps = [], []
     files = _chosen_files(view.files)
     for file in files:
         try:
-            steps.append(_step(file, tokens, budget // len(files)))
+            step, images = _step(file, tokens, budget // len(files))
+            _add_images(images, album, image_budget // len(files))
+            steps.append(step)
         except (StorageError, RefusedError) as error:
             gaps.append(visible(error.message))
     return Sample(steps=tuple(steps), special_tokens=_special(tokens), gaps=tuple(gaps))
@@ -86,13 +108,15 @@ def _tokens(view: RunView) -> TokenText | None:
         return None
 
 
-def _step(file: RolloutFile, tokens: TokenText | None, budget: int) -> Json:
+def _step(file: RolloutFile, tokens: TokenText | None, budget: int) -> tuple[Json, list[tuple[Json, list[bytes]]]]:
+    """The step, and its groups that have images with the bytes of those, the ends of the ranking first."""
     table = read_table(file, COLUMNS)
     bounds = group_bounds(table.column("prompt_row").to_pylist(), file)
     rewards = table.column("reward").to_pylist() if "reward" in table.column_names else [None] * table.num_rows
     ranked = sorted(bounds, key=lambda bound: _mean(rewards[bound[0] : bound[1]]))
     wanted = [ranked[i] for i in spread_evenly(len(ranked), MOST_GROUPS)]
     groups: list[Json] = []
+    images: list[tuple[Json, list[bytes]]] = []
     limit = max(FEWEST_CHARACTERS, min(MOST_CHARACTERS, budget // (MOST_COMPLETIONS + 1)))
     for start, end in _worst_best_first(wanted):
         rows = table.slice(start, min(end - start, MOST_COMPLETIONS)).to_pylist()
@@ -101,7 +125,21 @@ def _step(file: RolloutFile, tokens: TokenText | None, budget: int) -> Json:
         if budget < 0 and groups:
             break
         groups.append(group)
-    return {"label": file.label, "kind": str(file.kind), "of": len(bounds), "groups": sorted(groups, key=lambda group: group["i"])}
+        if cells := rows[0].get("images"):
+            images.append((group, [(cell or {}).get("bytes") or b"" for cell in cells]))
+    step = {"label": file.label, "kind": str(file.kind), "of": len(bounds), "groups": sorted(groups, key=lambda group: group["i"])}
+    return step, images
+
+
+def _add_images(images: Sequence[tuple[Json, list[bytes]]], album: Album, budget: int) -> None:
+    """Give groups their images: `im`, address, width and height of each that is shown; `ni`: how many there are."""
+    for group, files in images:
+        group |= {"im": [], "ni": len(files)}
+        for data in files[:MOST_IMAGES]:
+            copy = album.copy_of(data) if budget > 0 else None
+            if copy is not None and len(copy.uri) <= budget:
+                budget -= len(copy.uri)
+                group["im"].append([copy.uri, copy.width, copy.height])
 
 
 def _worst_best_first(ranked: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
