@@ -61,7 +61,11 @@ def _read_image(value: Any, folders: Sequence[Path]) -> EncodedImage:
         data, path = value.get("bytes"), value.get("path")
         if data is None and not path:
             raise ValueError("holds an image without bytes and without a path")
-        return _encoded(data, str(path or "")) if data is not None else _from_path(str(path), folders)
+        if data is None:
+            return _from_path(str(path), folders)
+        if not isinstance(data, bytes | bytearray | memoryview):
+            raise ValueError(f"holds an image whose `bytes` are no bytes: {quote(data)}")
+        return _encoded(bytes(data), str(path or ""))
     if isinstance(value, bytes | bytearray | memoryview):
         return _encoded(bytes(value), "")
     if isinstance(value, str):
@@ -80,16 +84,20 @@ def _encoded(data: bytes, name: str) -> EncodedImage:
 def _from_path(text: str, folders: Sequence[Path]) -> EncodedImage:
     if text.startswith(("http://", "https://")):
         raise ValueError(f"names an address ({quote(text)}); images are read from files: fetch it first")
-    path = Path(text).expanduser()
-    found = path if path.is_absolute() else next((folder / path for folder in folders if (folder / path).exists()), folders[0] / path)
+    found = Path(text)
     try:
+        if text.startswith("~/"):
+            found = found.expanduser()
+        if not found.is_absolute():
+            found = next((folder / text for folder in folders if (folder / text).exists()), folders[0] / text)
         if found.stat().st_size > LARGEST_IMAGE:
             raise ValueError(f"names {found}, which has {found.stat().st_size:,} bytes; {LARGEST_IMAGE:,} is the most")
         if not found.is_file():
             raise ValueError(f"names {found}, which is no file")
         return _encoded(found.read_bytes(), text)
-    except OSError as error:
-        raise ValueError(f"names the image {quote(text)}, which cannot be read: {error.strerror} ({found})") from error
+    except (OSError, RuntimeError) as error:
+        why = f"{error.strerror} ({quote(str(found))})" if isinstance(error, OSError) else error
+        raise ValueError(f"names the image {quote(text)}, which cannot be read: {why}") from error
 
 
 def _from_uri(text: str) -> EncodedImage:
@@ -132,9 +140,9 @@ def decode_image(image: EncodedImage) -> Image.Image:
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             opened = Image.open(io.BytesIO(image.data), mode="r")
             opened.load()
+            upright = ImageOps.exif_transpose(opened) or opened
     except (OSError, ValueError, SyntaxError, ArithmeticError, Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
         raise ValueError(f"holds bytes that are no image: {' '.join(str(error).split())[:200]}") from error
-    upright = ImageOps.exif_transpose(opened) or opened
     if upright.mode in MODES_WITH_ALPHA or "transparency" in upright.info:
         layered = upright.convert("RGBA")
         ground = Image.new("RGBA", layered.size, (*WHITE, 255))

@@ -40,11 +40,12 @@ def differences(recipe: Recipe) -> list[dict[str, Any]]:
         if section_name == "rewards":
             continue
         section = getattr(recipe, section_name)
+        plain = section.model_dump(mode="json")
         for name, field in type(section).model_fields.items():
             default = None if field.is_required() else field.get_default(call_default_factory=True)
             value = getattr(section, name)
             if field.is_required() or value != default:
-                found.append({"field": f"{section_name}.{name}", "value": value, "default": default})
+                found.append({"field": f"{section_name}.{name}", "value": plain[name], "default": default})
     return found
 
 

@@ -50,7 +50,11 @@ class Draft:
             value = self._value(leaf)
             if value is not _UNSET:
                 values[leaf.section][leaf.name] = value
-        if "dataset_name" not in values["data"] and not values["data"].get("datasets") and "data.datasets" not in self.broken:
+        if (
+            "dataset_name" not in values["data"]
+            and not values["data"].get("datasets")
+            and not self.broken & {"data.datasets", "data.dataset_name"}
+        ):
             values["data"]["dataset_name"] = self._missing(LEAVES["dataset_name"])
         rewards = list(self._reward_values())
         if "rewards" in self.broken or not rewards:

@@ -158,7 +158,7 @@ def test_a_section_fits_a_narrow_terminal(capsys, monkeypatch):
     assert exit_code_of(["schema", "--show", "all"]) == 0
     shown = capsys.readouterr().out
     assert "beta\x1b[0m  number ≥ 0, default 0.05\n      Weight of the KL penalty" in shown
-    assert "dataset_name\x1b[0m  text, required\n" in shown
+    assert "model_name_or_path\x1b[0m  text, required\n" in shown
     assert all(len(line) <= 80 for line in shown.splitlines() if line.startswith("      "))
 
 

@@ -100,9 +100,9 @@ def pretend_hub(tmp_path, monkeypatch):
         datasets.Dataset.from_dict({"prompt": prompts, "answer": prompts}).to_parquet(tmp_path / "repo" / f"{split}.parquet")
     real = datasets.load_dataset
 
-    def load_dataset(name, config, *, split):
+    def load_dataset(name, config, *, split, streaming):
         assert name == "some/set"
-        return real(str(tmp_path / "repo"), config, split=split, cache_dir=str(tmp_path / "cache"))
+        return real(str(tmp_path / "repo"), config, split=split, streaming=streaming, cache_dir=str(tmp_path / "cache"))
 
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     monkeypatch.setattr(hub, "hub_answers", lambda: True)

@@ -89,7 +89,9 @@ def test_loading_takes_a_copy_for_each_process_that_has_all_of_it():
 
 
 def test_a_checkpoint_is_as_large_and_written_in_parts():
-    sizes = [estimate_disk(SHAPE, ELSEWHERE, checkpoints=1, rows=1, spread=spread(name)) for name in ("ddp", "zero2", "fsdp2", "zero3")]
+    sizes = [
+        estimate_disk(SHAPE, ELSEWHERE, checkpoints=1, rows=1, files=1, spread=spread(name)) for name in ("ddp", "zero2", "fsdp2", "zero3")
+    ]
     assert {size["checkpoint"] for size in sizes} == {1200e6}
     assert [size["process"] for size in sizes] == [1200e6, 300e6, 300e6, 300e6]
 

@@ -9,7 +9,7 @@ from processes import run_ranks
 from rloo_cli.errors import NeighbourError, RlooError
 from rloo_cli.run.checkpoint import find_checkpoint, list_steps
 from rloo_cli.run.folder import RunFolder
-from rloo_cli.run.ranks import Ranks, kind_of
+from rloo_cli.run.ranks import Ranks, join_ranks, kind_of
 from rloo_cli.training.engines import give_weights
 
 FAULTS = {"generating": ({"step": 4}, 3), "taking weights": ({"version": 4}, 4)}
@@ -58,11 +58,20 @@ class Half:
         raise RlooError("half")
 
 
-def test_weights_are_gone_through_to_their_end_where_an_engine_fails():
+def give_to_half(rank):
+    return give_to_half_of(join_ranks())
+
+
+def give_to_half_of(ranks):
     tensors = iter([("a", None), ("b", None), ("c", None)])
     with pytest.raises(RlooError, match="half"):
-        give_weights(Half(), tensors, 1, Ranks())
-    assert list(tensors) == []
+        give_weights(Half(), tensors, 1, ranks)
+    return [name for name, _ in tensors]
+
+
+def test_weights_are_gone_through_to_their_end_where_an_engine_fails_and_others_go_through_them(tmp_path):
+    assert run_ranks(give_to_half, 2, tmp_path) == [[], []]
+    assert give_to_half_of(Ranks()) == ["b", "c"]
 
 
 def test_the_kind_of_error_that_began_it_is_told_beyond_the_ranks_that_share_an_engine():

@@ -74,6 +74,10 @@ def test_a_pil_image_becomes_a_png():
         ({"bytes": None, "path": None}, "without bytes and without a path"),
         (7, "expected an image .* got 7"),
         (".", "is no file"),
+        ("a" * 5000, "cannot be read: File name too long"),
+        ("~nobody_here/a.png", "cannot be read: No such file"),
+        ({"bytes": 5, "path": "a"}, "`bytes` are no bytes: 5"),
+        ({"bytes": "text", "path": None}, "`bytes` are no bytes: 'text'"),
     ],
 )
 def test_what_is_no_image(tmp_path, cell, reason):
