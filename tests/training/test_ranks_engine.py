@@ -4,6 +4,7 @@ import fakes
 import pytest
 import test_engine_failure
 import test_run
+import torch
 from processes import run_ranks
 
 from rloo_cli.errors import NeighbourError, RlooError
@@ -59,6 +60,7 @@ class Half:
 
 
 def give_to_half(rank):
+    torch.distributed.init_process_group("gloo")
     return give_to_half_of(join_ranks())
 
 
