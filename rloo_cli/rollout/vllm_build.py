@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import re
@@ -73,8 +74,9 @@ def end_engine(engine: Any, *, keep_process_group: bool) -> None:
     """End vLLM and release its memory. It would end torch's default process group too, whoever began it."""
     from vllm.distributed import parallel_state
 
-    if keep_process_group:
-        parallel_state.destroy_distributed_environment = lambda: None
+    current = parallel_state.destroy_distributed_environment
+    destroy = getattr(current, "__wrapped__", current)  # that of an engine before this one may have been replaced
+    parallel_state.destroy_distributed_environment = functools.wraps(destroy)(lambda: None) if keep_process_group else destroy
     with guest():
         engine.engine_core.shutdown()
     engine.meeting_folder.cleanup()
