@@ -26,7 +26,7 @@ from transformers.models.clip.image_processing_pil_clip import CLIPImageProcesso
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from tests.tiny import EOS, PAD, byte_tokenizer
+from tests.tiny import PAD, VOCAB, _common, byte_tokenizer
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n"
@@ -53,20 +53,7 @@ def _tokenizer(places: list[str], place: str) -> PreTrainedTokenizerFast:
 
 
 def _text(vocab: int, kind: str, **more) -> dict:
-    return {
-        "model_type": kind,
-        "vocab_size": vocab,
-        "hidden_size": 64,
-        "intermediate_size": 96,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "max_position_embeddings": 512,
-        "pad_token_id": PAD,
-        "bos_token_id": None,
-        "eos_token_id": EOS,
-        **more,
-    }
+    return {**_common(VOCAB), "vocab_size": vocab, "model_type": kind, **more}
 
 
 def _save(folder: Path, config: PreTrainedConfig, seed: int) -> PreTrainedModel:

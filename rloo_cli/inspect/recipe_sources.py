@@ -11,7 +11,7 @@ from typing import Any
 from rloo_cli.recipe.batch import DEFAULT_DEVICE_BATCH
 from rloo_cli.recipe.flat import flat_values
 from rloo_cli.recipe.load import LoadedRecipe
-from rloo_cli.recipe.rules import reward_name
+from rloo_cli.recipe.reward_rules import reward_name
 
 RENAMED_NOTICE = re.compile(r"(?P<place>.+): (?P<old>\w+): an older name of `(?P<field>[\w.]+)`; read as that\.")
 SET = "--set "

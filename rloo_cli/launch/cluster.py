@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from rloo_cli.errors import RefusedError
 from rloo_cli.launch.step import Step
-from rloo_cli.recipe.accelerate_config import Distribution
+from rloo_cli.recipe.distribution import Distribution
 
 T = TypeVar("T")
 

@@ -10,8 +10,8 @@ from typing import Any, Literal
 
 from rloo_cli.errors import RlooError
 from rloo_cli.plan.prepare import CheckedRecipe
-from rloo_cli.recipe.accelerate_config import Distribution
 from rloo_cli.recipe.batch import plan_batches
+from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.recipe.load import LoadedRecipe
 from rloo_cli.recipe.schema import Recipe, TrainingSection
 from rloo_cli.rewards.models import find_entry

@@ -12,7 +12,7 @@ from rloo_cli.plan.remedies import Case, remedy
 from rloo_cli.plan.shape import ModelShape
 from rloo_cli.plan.spread import Spread
 from rloo_cli.plan.work import Workload
-from rloo_cli.recipe.accelerate_config import StrategyName
+from rloo_cli.recipe.accelerate_keys import StrategyName
 
 BY_WEIGHT: tuple[StrategyName, ...] = ("ddp", "zero2", "fsdp2", "zero3")
 """In the order in which one would take them: what needs less communication first."""

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from rloo_cli.errors import RecipeError, RefusedError
-from rloo_cli.recipe.accelerate_config import Distribution
+from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.recipe.install import install_command
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.trackers import check_trackers

@@ -19,7 +19,7 @@ from rloo_cli.plan.shipped import find_recipe, why_missing
 from rloo_cli.plan.vision import check_engine_of_images, check_vision
 from rloo_cli.recipe.batch import total_steps
 from rloo_cli.recipe.load import LoadedRecipe, load_recipe
-from rloo_cli.recipe.rules import reward_name
+from rloo_cli.recipe.reward_rules import reward_name
 from rloo_cli.recipe.schema import DataSection, ModelSection, Recipe, RewardEntry
 from rloo_cli.rewards.models import OpenModel, RewardModel, check_entry, find_entry
 from rloo_cli.rewards.resolve import RewardSource

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from rloo_cli.errors import RefusedError
-from rloo_cli.recipe.accelerate_config import Distribution, StrategyName
+from rloo_cli.recipe.accelerate_keys import StrategyName
+from rloo_cli.recipe.distribution import Distribution
 
 BUCKET = 1 << 24
 """Elements of a bucket of gradients under ZeRO (training/strategy_zero.py)."""

@@ -7,9 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from rloo_cli.errors import RecipeError
-from rloo_cli.recipe.accelerate_environment import distribution_of_environment
 from rloo_cli.recipe.accelerate_file import read_file
-from rloo_cli.recipe.accelerate_keys import STRATEGIES, StrategyName
+from rloo_cli.recipe.accelerate_keys import STRATEGIES
 from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.recipe.fields import closest
 from rloo_cli.recipe.nodes import printable
@@ -76,15 +75,3 @@ def _words(distribution: Distribution) -> str:
         *distribution.zero,
     ]
     return f"{distribution.strategy} ({', '.join(said)})" if said else distribution.strategy
-
-
-__all__ = [
-    "CONFIGS",
-    "STRATEGIES",
-    "Distribution",
-    "StrategyName",
-    "agreed_distribution",
-    "distribution_of_environment",
-    "read_distribution",
-    "refuse_other_precision",
-]

@@ -18,7 +18,8 @@ from rloo_cli.recipe.hub_rules import HUB_RULES
 from rloo_cli.recipe.lora_rules import LORA_RULES
 from rloo_cli.recipe.nodes import Broken, Fields, Items, Node, Pair, Place, Problems, Scalar, printable
 from rloo_cli.recipe.paths import PATH_FIELDS, REWARD_PATH_FIELDS, expand_variables, resolve
-from rloo_cli.recipe.rules import RULES, Context, is_dotted
+from rloo_cli.recipe.reward_rules import REWARD_RULES, is_dotted
+from rloo_cli.recipe.rules import RULES, Context
 from rloo_cli.recipe.scalars import is_null, plain_data
 from rloo_cli.recipe.schema import Recipe, RewardEntry
 from rloo_cli.recipe.settings import Entry, Settings, without_effect
@@ -208,7 +209,7 @@ class Draft:
         """Note what contradicts between fields that are right by themselves; the notices of those rules."""
         notices = []
         context = Context(recipe, num_processes, frozenset(self._given()), strategy)
-        for rule in (*RULES, *VLLM_RULES, *LORA_RULES, *HUB_RULES):
+        for rule in (*RULES, *REWARD_RULES, *VLLM_RULES, *LORA_RULES, *HUB_RULES):
             if rule.reads & self.broken:
                 continue
             for finding in rule.check(context):

@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rloo_cli.errors import RecipeError
-from rloo_cli.recipe.accelerate_config import Distribution, agreed_distribution, distribution_of_environment, refuse_other_precision
+from rloo_cli.recipe.accelerate_config import agreed_distribution, refuse_other_precision
+from rloo_cli.recipe.accelerate_environment import distribution_of_environment
 from rloo_cli.recipe.batch import BatchPlan, plan_batches
+from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.recipe.draft import Draft, recipe_error
 from rloo_cli.recipe.fields import shown
 from rloo_cli.recipe.generation_kwargs import gather_generation_kwargs

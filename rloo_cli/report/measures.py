@@ -7,7 +7,7 @@ import statistics
 from dataclasses import dataclass
 
 from rloo_cli.inspect.series import Series
-from rloo_cli.recipe.rules import reward_name
+from rloo_cli.recipe.reward_rules import reward_name
 from rloo_cli.report.run_view import RunView
 from rloo_cli.report.wording import number, percent
 

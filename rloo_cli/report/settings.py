@@ -9,7 +9,7 @@ from typing import Any
 
 from rloo_cli.inspect.recipe_values import ABSENT as NO_FIELD
 from rloo_cli.inspect.recipe_values import changed_values, default_values, shown_value
-from rloo_cli.recipe.rules import reward_name
+from rloo_cli.recipe.reward_rules import reward_name
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.report.run_view import RunView
 

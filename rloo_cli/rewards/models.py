@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rloo_cli.errors import RecipeError
-from rloo_cli.recipe.rules import reward_name
+from rloo_cli.recipe.reward_rules import reward_name
 from rloo_cli.rewards.bindings import Parameters
 from rloo_cli.rewards.calls import LoadedReward
 from rloo_cli.rewards.resolve import RewardSource, check_arguments, find_reward

@@ -11,8 +11,8 @@ from transformers import PreTrainedTokenizerBase
 from rloo_cli.data.mixture import Mixture
 from rloo_cli.data.prompt_set import PromptSet
 from rloo_cli.data.prompt_source import PromptSource
-from rloo_cli.recipe.accelerate_config import Distribution
 from rloo_cli.recipe.batch import BatchPlan
+from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.recipe.schema import Recipe
 from rloo_cli.run.checkpoint import Checkpoint
 from rloo_cli.run.folder import RunFolder

@@ -17,7 +17,8 @@ from rloo_cli.training.optimizer import OptimizerAndSchedule
 from rloo_cli.training.policy import Policy, Scorer
 
 if TYPE_CHECKING:
-    from rloo_cli.recipe.accelerate_config import Distribution, StrategyName
+    from rloo_cli.recipe.accelerate_keys import StrategyName
+    from rloo_cli.recipe.distribution import Distribution
 
 MakeOptimizer = Callable[[Policy], OptimizerAndSchedule]
 """The recipe's optimizer over whatever parameters the policy has once it is laid out."""

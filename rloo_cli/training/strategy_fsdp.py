@@ -17,7 +17,8 @@ from torch.distributed.fsdp._fully_shard._fsdp_common import TrainingState
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 
-from rloo_cli.recipe.accelerate_config import Distribution, StrategyName
+from rloo_cli.recipe.accelerate_keys import StrategyName
+from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import LocalState, SavedState
 from rloo_cli.training.laid_out import LaidOut

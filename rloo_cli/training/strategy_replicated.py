@@ -10,7 +10,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from rloo_cli.recipe.accelerate_config import StrategyName
+from rloo_cli.recipe.accelerate_keys import StrategyName
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import LocalState, SavedState
 from rloo_cli.training import adapter as adapters

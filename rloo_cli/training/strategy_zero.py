@@ -16,7 +16,8 @@ import torch
 from accelerate import Accelerator
 from transformers import PreTrainedModel
 
-from rloo_cli.recipe.accelerate_config import Distribution, StrategyName
+from rloo_cli.recipe.accelerate_keys import StrategyName
+from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import LocalState, SavedState
 from rloo_cli.training.laid_out import LaidOut

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from rloo_cli.recipe.accelerate_config import StrategyName
+from rloo_cli.recipe.accelerate_keys import StrategyName
 from rloo_cli.run.shards import SavedState
 from rloo_cli.training.parts import Part, aliased
 from rloo_cli.training.policy import Policy

@@ -19,7 +19,7 @@ from rloo_cli.launch.meeting import Greeting, error_told, joined, opened, told_o
 from rloo_cli.launch.step import Step, first_host, step_of, told_of_other_nodes
 from rloo_cli.launch.watch import Watch
 from rloo_cli.plan.resume import recipe_for_resume
-from rloo_cli.recipe.accelerate_config import Distribution
+from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.recipe.install import install_command
 from rloo_cli.recipe.load import load_recipe
 from rloo_cli.run.signals import StopSignal

@@ -10,7 +10,7 @@ from accelerate import Accelerator
 from torch.distributed.tensor import DTensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rloo_cli.recipe.accelerate_config import Distribution
+from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.run.ranks import join_ranks
 from rloo_cli.training.microbatches import GroupRows, build_scoring_batch
 from rloo_cli.training.optimizer import OptimizerAndSchedule

@@ -14,7 +14,7 @@ from rloo_cli.plan.memory import estimate_disk, estimate_memory, loading_bytes, 
 from rloo_cli.plan.remedies import Case, remedy
 from rloo_cli.plan.shape import model_shape
 from rloo_cli.plan.spread import Spread, check_machines, spread_of
-from rloo_cli.recipe.accelerate_config import Distribution
+from rloo_cli.recipe.distribution import Distribution
 
 GIB = 1 << 30
 ELSEWHERE = replace(WORK, sampler="elsewhere", has_reference=False, low_precision=False)

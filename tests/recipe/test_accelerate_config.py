@@ -10,7 +10,10 @@ import yaml
 from recipe_texts import VALID
 
 from rloo_cli.errors import RecipeError
-from rloo_cli.recipe.accelerate_config import CONFIGS, STRATEGIES, Distribution, distribution_of_environment, read_distribution
+from rloo_cli.recipe.accelerate_config import CONFIGS, read_distribution
+from rloo_cli.recipe.accelerate_environment import distribution_of_environment
+from rloo_cli.recipe.accelerate_keys import STRATEGIES
+from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.recipe.load import load_recipe
 
 DDP = "distributed_type: MULTI_GPU\n"
@@ -237,7 +240,7 @@ def test_accelerates_own_launcher_makes_that_environment_of_our_files(name, tmp_
     """`accelerate launch` on a machine without GPUs starts one process; what it puts into its environment is what is read."""
     script = tmp_path / "show.py"
     script.write_text(
-        "import os\nfrom rloo_cli.recipe.accelerate_config import distribution_of_environment\nprint(distribution_of_environment(os.environ))\n"
+        "import os\nfrom rloo_cli.recipe.accelerate_environment import distribution_of_environment\nprint(distribution_of_environment(os.environ))\n"
     )
     command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(CONFIGS / f"{name}.yaml"), "--num_processes", "1"]
     done = subprocess.run([*command, str(script)], capture_output=True, text=True, timeout=120)

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from recipe_texts import VALID, faults_of, lines_of, load
 
-from rloo_cli.recipe.rules import reward_name
+from rloo_cli.recipe.reward_rules import reward_name
 
 HEAD = VALID.partition("rewards:")[0]
 

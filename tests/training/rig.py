@@ -8,7 +8,7 @@ import random
 import torch
 from accelerate import Accelerator
 
-from rloo_cli.recipe.accelerate_config import Distribution
+from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.recipe.schema import AlgorithmSection
 from rloo_cli.run.ranks import Ranks
 from rloo_cli.run.shards import SavedState

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig
 
 from rloo_cli.errors import EngineError
-from rloo_cli.recipe.accelerate_config import Distribution
+from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.rollout.transformers_engine import TransformersEngine
 from rloo_cli.serving.identity import config_hash
 from rloo_cli.training.engines import longest_sequence, prepare_engine

@@ -12,7 +12,8 @@ from accelerate import Accelerator
 from processes import run_ranks
 from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy
 
-from rloo_cli.recipe.accelerate_config import Distribution, read_distribution
+from rloo_cli.recipe.accelerate_config import read_distribution
+from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.run.ranks import ALONE, join_ranks
 from rloo_cli.training import strategy_fsdp
 from rloo_cli.training.strategy import make_strategy

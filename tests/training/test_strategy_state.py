@@ -15,7 +15,7 @@ from processes import run_ranks
 from safetensors.torch import load_file
 
 from rloo_cli.errors import DeviceMemoryError, NeighbourError, NonFiniteError, StoppedError
-from rloo_cli.recipe.accelerate_config import Distribution
+from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.recipe.schema import TrainingSection
 from rloo_cli.run.checkpoint import find_checkpoint
 from rloo_cli.run.folder import RunFolder

@@ -11,8 +11,8 @@ import torch
 from rich.console import Console
 
 from rloo_cli.errors import EngineError, RlooError, StoppedError
-from rloo_cli.recipe.accelerate_config import Distribution
 from rloo_cli.recipe.batch import plan_batches
+from rloo_cli.recipe.distribution import Distribution
 from rloo_cli.rollout.engine import SamplingParams
 from rloo_cli.run.checkpoint import find_checkpoint
 from rloo_cli.run.folder import RunFolder
