@@ -129,12 +129,6 @@ def evaluation_keys(rewards: Sequence[str], num_generations: int) -> list[str]:
     return [EVALUATION_PREFIX + key for key in keys]
 
 
-def metrics_markdown() -> str:
-    """The table of keys as markdown, for docs."""
-    rows = [f"| `{key}` | {meaning.description} | {meaning.unit} |" for key, meaning in METRICS.items()]
-    return "\n".join(["| key | meaning | unit |", "|---|---|---|", *rows]) + "\n"
-
-
 class MetricsWriter:
     """Appends rows to metrics.jsonl, each with a single write.
 

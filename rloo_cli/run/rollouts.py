@@ -33,13 +33,6 @@ COLUMNS = {
 }
 """The columns of a rollout file, a row a completion: arrow type and meaning."""
 
-
-def columns_markdown() -> str:
-    """The table of columns as markdown, for docs."""
-    rows = [f"| `{name}` | {kind} | {meaning} |" for name, (kind, meaning) in COLUMNS.items()]
-    return "\n".join(["| column | type | meaning |", "|---|---|---|", *rows]) + "\n"
-
-
 DEEPEST_NESTING = 8
 """Lists and objects within each other; deeper values of log_extra are stored as JSON."""
 

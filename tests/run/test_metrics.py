@@ -7,7 +7,7 @@ from failpoints import FailingFileSystem
 
 from rloo_cli.errors import NonFiniteError, StorageError
 from rloo_cli.run import atomic
-from rloo_cli.run.metrics import METRICS, MetricsWriter, find_metric, metrics_markdown, read_metrics
+from rloo_cli.run.metrics import METRICS, MetricsWriter, find_metric, read_metrics
 
 
 def test_rows_are_read_back_without_what_is_absent(tmp_path):
@@ -105,10 +105,3 @@ def test_syncing_makes_rows_durable_and_is_fine_without_any(tmp_path, monkeypatc
     monkeypatch.setattr(atomic, "fs", failing)
     writer.sync()
     assert "fsync" in failing.log
-
-
-def test_the_table_as_markdown_has_every_key():
-    text = metrics_markdown()
-    assert all(f"| `{key}` |" in text for key in METRICS)
-    assert len(text.splitlines()) == len(METRICS) + 2
-    assert all(line.count("|") - line.count("\\|") == 4 for line in text.splitlines()), "a pipe in a description breaks the table"
